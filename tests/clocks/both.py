@@ -25,7 +25,7 @@ from scheduling.simulation.result import Result
 from scheduling.simulation.simulator import Simulation, TimedEvent
 from scheduling.simulation.workload.requests import Requests
 from scheduling.simulation.workload.runs import RunsToCome
-from tests.clocks.fleet import ARRIVAL, CHANGE, COMMAND, Course, VirtualFleet, token_blocks
+from tests.clocks.fleet import ARRIVAL, COMMAND, Course, VirtualFleet, token_blocks
 from tests.clocks.launcher import LIVE, Launcher
 from tests.oracles.lookahead import noted_places
 
@@ -91,11 +91,9 @@ def inventory_of(fleet: Cluster, tuned: Mapping[str, Any] | None = None) -> Inve
     }
     values = Values({"": rows})
     models = {
-        model: ModelSpec(
-            model, 4096, 0, **({"fallback": of.model, "fallback_wait_s": of.wait_s} if (of := fleet.fallbacks.get(model)) else {})
-        )
+        model: ModelSpec(model, 4096, 0, fallback=fleet.fallbacks[model].model if model in fleet.fallbacks else "")
         for model in fleet.models
-    }  # fmt: skip
+    }
     return Inventory(
         models=models,
         endpoints=tuple(
@@ -110,7 +108,8 @@ def inventory_of(fleet: Cluster, tuned: Mapping[str, Any] | None = None) -> Inve
         instances=tuple(
             InstanceSpec(
                 number, f"i{number}", f"http://127.0.0.1:1/i{number}", LIVE[spec.state], 0.0, spec.model,
-                spec.region, spec.gpu_type, spec.engine.max_num_seqs, spec.engine.kv_capacity_tokens,
+                spec.region, spec.gpu_type, spec.dispatch_max_num_seqs or spec.engine.max_num_seqs,
+                spec.dispatch_kv_tokens or spec.engine.kv_capacity_tokens,
                 profile=spec.engine.profile, front_end=spec.engine.front_end,
                 adapter_slots=(spec.engine.max_loras, spec.engine.max_cpu_loras),
             )
@@ -342,9 +341,6 @@ def counts(both: Both) -> tuple[dict[str, int], dict[str, int]]:
         **{f"adapter_{name}": tiers[tier] for name, tier in zip(names, TIERS, strict=True)},
     }
     return live, {name: both.counters[name] for name in live}
-
-
-
 
 
 def assert_equal_events(both: Both) -> None:

@@ -6,7 +6,7 @@ product it uses what the gateway's process uses: records of the port, `apply_inv
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
@@ -20,8 +20,23 @@ from controlplane.dispatch.live_fleet.inventory import InstanceSpec, Inventory, 
 from controlplane.dispatch.live_fleet.kv_caches import KvCache
 from controlplane.dispatch.live_fleet.topology import Replica, Topology
 from controlplane.dispatch.port import (
-    Admission, Evict, FellBack, Finished, Held, Left, Lost, Placed, PrefixWarmed, Advanced, Queued, Refused, Rerouted,
-    Asked, Waiting, Warm, WarmPrefix,
+    Admission,
+    Advanced,
+    Asked,
+    Evict,
+    FellBack,
+    Finished,
+    Held,
+    Left,
+    Lost,
+    Placed,
+    PrefixWarmed,
+    Queued,
+    Refused,
+    Rerouted,
+    Waiting,
+    Warm,
+    WarmPrefix,
 )  # fmt: skip
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.gateway.upstream.client import upstream_priority
@@ -395,7 +410,9 @@ class VirtualFleet:
             self.courses[int(each)].preemptions += 1
 
     def _hand_out(self, step: StepResult, number: int) -> None:
-        emitted = [int(each) for each in step.emitted if self.courses[int(each)].number == number]  # or it was cancelled
+        emitted = [
+            int(each) for each in step.emitted if self.courses[int(each)].number == number
+        ]  # or it was cancelled
         for each in emitted:
             course = self.courses[each]
             course.tokens += 1

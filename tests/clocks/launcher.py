@@ -1,4 +1,4 @@
-"""What workers and launchers do to the instances of a virtual fleet: each state lasts as long as the cluster's delays say."""
+"""What workers do to the instances of a virtual fleet: each state lasts as long as the cluster's delays say."""
 
 import math
 from dataclasses import replace

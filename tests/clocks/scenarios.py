@@ -59,15 +59,17 @@ class Draft:
         self.draw_requests()
 
     def engine(self, policy: dict[str, Any], speed: float) -> EngineConfig:
+        by_prefix = policy.get("routing") == "least_delay"  # a hash stands for a block of one size
+        block = BLOCK_TOKENS if by_prefix else int(self.random.choice([1, 2, 4, 5, 16]))
         return EngineConfig(
             max_num_seqs=int(self.random.integers(2, 7)),
             max_num_batched_tokens=int(self.random.integers(8, 64)),
-            block_size_tokens=BLOCK_TOKENS,
-            kv_blocks=int(self.random.integers(30, 60)),
+            block_size_tokens=block,
+            kv_blocks=-(-int(self.random.integers(120, 240)) // block),
             policy="fcfs" if policy.get("ordering", "fcfs") == "fcfs" else "priority",
             max_model_len=120,
             profile=replace(PROFILE, decode_c_s_per_token=1e-5 * speed),
-            prefix_caching=policy.get("routing") == "least_delay",
+            prefix_caching=by_prefix,
         )
 
     def draw_requests(self, mean_tokens: float = 20.0) -> None:
@@ -131,7 +133,9 @@ def impatient(draft: Draft) -> None:
 def held(draft: Draft) -> None:
     """Four of ten requests are held: some until there is room, some until their slack is used up, some opportunistic."""
     random, count = draft.random, draft.count
-    draft.policies = [policy | {"niw": ReleaseRule(by=by)} for policy, by in zip(draft.policies, ("slack", "use"), strict=True)]
+    draft.policies = [
+        policy | {"niw": ReleaseRule(by=by)} for policy, by in zip(draft.policies, ("slack", "use"), strict=True)
+    ]
     kinds = random.choice([0, 1, 2], count, p=[0.6, 0.3, 0.1])
     due_s = np.where(kinds > 0, random.integers(61, 68, count).astype(float), inf)
     draft.more["deadlines_s"] = due_s
@@ -182,7 +186,7 @@ def urgent(draft: Draft) -> None:
         ),
     }
     draft.policy(eviction_limit=2, queue_bound=200)
-    draft.engines(kv_blocks=250, max_model_len=400, profile=FAST, max_num_batched_tokens=64)
+    draft.engines(block_size_tokens=4, kv_blocks=250, max_model_len=400, profile=FAST, max_num_batched_tokens=64)
 
 
 # What the fleet is like
@@ -196,9 +200,15 @@ def front_ends(draft: Draft) -> None:
     draft.engines(front_end=FrontEnd(40.0, 60.0), max_num_seqs=6)  # carries four of these requests
 
 
-def small_memory(draft: Draft) -> None:
+def overcommitted(draft: Draft) -> None:
+    """The dispatcher gives instances more than they run at once and have memory for: they preempt."""
     draft.specs = [
-        replace(spec, engine=replace(spec.engine, kv_blocks=int(draft.random.integers(30, 36)))) for spec in draft.specs
+        replace(
+            spec,
+            dispatch_max_num_seqs=2 * spec.engine.max_num_seqs,
+            dispatch_kv_tokens=3 * spec.engine.kv_capacity_tokens,
+        )
+        for spec in draft.specs
     ]
 
 
@@ -221,7 +231,9 @@ def fallbacks(draft: Draft) -> None:
 
 
 def late_fallbacks(draft: Draft) -> None:
+    flood(draft)
     draft.options["fallbacks"] = {"m": Fallback("n", 0.5)}
+    draft.policy(queue_bound=None)
 
 
 def promises(draft: Draft, if_unreachable: str = REFUSE) -> None:
@@ -237,7 +249,7 @@ def degrades(draft: Draft) -> None:
 
 
 def spot(draft: Draft) -> None:
-    """Instances are donated, reclaimed and redeployed; four in ten requests are opportunistic, and half of these end then."""
+    """Instances are donated, reclaimed and redeployed; four in ten requests are opportunistic, half of which end then."""
     draft.count = 400
     draft.draw_requests()
     random, count = draft.random, draft.count
@@ -311,9 +323,10 @@ def shared_gpus(
     }
 
 
-def evicting_gpus(draft: Draft) -> None:
-    draft.policy(eviction_limit=2)
-    shared_gpus(draft, (2.5, 0.5), (10.0, 60.0))
+def stopped_model(draft: Draft) -> None:
+    """The second model on the GPUs is stopped at first: it starts, and sleeps from then on."""
+    shared_gpus(draft)
+    draft.specs[1] = replace(draft.specs[1], state=State.EMPTY)
 
 
 # Application runs
@@ -481,7 +494,7 @@ FEATURES = {
     ),
     "round trip": Feature(round_trip, lambda both: both.live.ahead >= 1),
     "front ends": Feature(front_ends, lambda both: both.live.ahead < 0),
-    "small memory": Feature(small_memory, lambda both: both.counters["preemptions"] > 0),
+    "overcommitted": Feature(overcommitted, lambda both: both.counters["preemptions"] > 5 and both.live.ahead > 0),
     "pooling": Feature(pooling, lambda both: both.result.output_tokens.min() == 0),
     "failures": Feature(failures, lambda both: both.counters["requeued"] > 0 and both.counters["failed"] > 0),
     "failures of groups": Feature(
@@ -493,14 +506,14 @@ FEATURES = {
     "degrades": Feature(degrades, lambda both: len(both.said("admitted as batch")) > 0),
     "spot": Feature(
         spot,
-        lambda both: min(both.counters[each] for each in ("spot_evicted", "spot_ended", "redeploys")) > 0
-        and both.counters["spot_served"] > 20,
+        lambda both: (
+            min(both.counters[each] for each in ("spot_evicted", "spot_ended", "redeploys")) > 0
+            and both.counters["spot_served"] > 20
+        ),
     ),
     "lives": Feature(lives, lambda both: len({after for *_, after in both.result.changes.tolist()}) >= 8),
     "shared GPUs": Feature(shared_gpus, lambda both: both.counters["swaps"] >= 3),
-    "evicting GPUs": Feature(
-        evicting_gpus, lambda both: both.counters["swaps"] >= 3 and both.counters["evictions"] > 0
-    ),
+    "stopped model": Feature(stopped_model, lambda both: State.LOADING in both.result.changes["after"]),
     "groups": Feature(lambda draft: None, lambda both: both.counters["reorderings"] > 0),
     "runs": Feature(runs, lambda both: bool(np.isfinite(both.result.runs.ended_s).all())),
     "many runs": Feature(many_runs, lambda both: bool(np.isfinite(both.result.runs.ended_s).all())),

@@ -15,9 +15,9 @@ from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
 from scheduling.queueing.swapping.service import drain_s
 from scheduling.simulation.cluster import description as simulated
+from scheduling.simulation.cluster.world import State
 from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.workload.requests import make_requests
-from scheduling.simulation.cluster.world import State
 from tests.clocks.both import Scenario, live_fleet
 from tests.clocks.fleet import COMMAND, VirtualFleet
 from tests.clocks.scenarios import BLOCK_TOKENS, Draft, shared_gpus
@@ -248,7 +248,9 @@ async def test_drains_take_what_they_are_expected_to(seeds):
         live, launcher = live_fleet(sharing([seed, 40], (2.0, 2.0), (30.0, 120.0)), Draining)
         live.run()
         over_s = [at_s for at_s, _, state in launcher.changes if state == State.FALLING_ASLEEP]
-        drains += [(expected_s, at_s - began_s) for (began_s, expected_s), at_s in zip(live.drains, over_s, strict=True)]
+        drains += [
+            (expected_s, at_s - began_s) for (began_s, expected_s), at_s in zip(live.drains, over_s, strict=True)
+        ]
     expected_s, took_s = np.array(drains).T
     rmse_s = float(np.sqrt(((expected_s - took_s) ** 2).mean()))
     print(

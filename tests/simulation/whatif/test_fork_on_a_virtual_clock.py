@@ -84,7 +84,9 @@ def requests(until_s: float, per_s: float, longest: int = 400, spare: float = 0.
         predicted = max(1, int(output * np.exp(0.4 * random.standard_normal())))
         drawn = random.random()
         slo_class = "interactive" if drawn < 0.6 - spare else "flexible" if drawn < 1.0 - spare else "spare"
-        asked.append(DrawnRequest(round(came_s, 6), "east", slo_class, int(random.integers(20, longest)), output, predicted))
+        asked.append(
+            DrawnRequest(round(came_s, 6), "east", slo_class, int(random.integers(20, longest)), output, predicted)
+        )
     return asked
 
 
@@ -242,7 +244,9 @@ def test_a_fork_has_runs_in_progress_where_they_stood(db, ordering, per_s):
     assert len(waiting) > (30 if per_s < 5 else 300)
     assert all(one.standing is not None and one.standing.rank_s > 0 for one in waiting.values())
 
-    live.let_come([DrawnRequest(at_s + AFTER_S - 1.0, "east", "interactive", 20, 5, 5)])  # a simulation needs one that comes
+    live.let_come(
+        [DrawnRequest(at_s + AFTER_S - 1.0, "east", "interactive", 20, 5, 5)]
+    )  # a simulation needs one that comes
     live.write_ledger()
     result = simulate(as_it_went(start, AFTER_S))
     both = Both(

@@ -71,7 +71,11 @@ class RowsFleet(VirtualFleet):
         engines = [_engine(deployments[one.model, one.region], one) for one in read.instances]
         super().__init__(read, engines, round_trip_s, count_s)
         self.observation = Observation(
-            self.topology, self.dispatcher.queue.count, self.dispatcher.outlook, lambda: self.now_s, wall_clock=self.wall_s
+            self.topology,
+            self.dispatcher.queue.count,
+            self.dispatcher.outlook,
+            lambda: self.now_s,
+            wall_clock=self.wall_s,
         )
         self.snapshot = Snapshot(self.dispatcher, self.observation, self.report, wall_clock=self.wall_s)
         self.slot_of = {one.name: one.slot for one in self.topology.replicas.values()}
