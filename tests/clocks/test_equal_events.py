@@ -64,7 +64,7 @@ ESTIMATED = {
 """Decided by estimates of waits, which each clock makes its own way: simulated ones leave out virtual queues."""
 DIFFERENT = {
     "fair regions": (
-        5, [of(ordering="vtc"), of(ordering="wfq")], ["flood", "one-sided", "weights"],
+        1, [of(ordering="vtc"), of(ordering="wfq")], ["flood", "one-sided", "weights"],
         "a sweep moves the first request by the order at its beginning live, and by the order at each move simulated",
     ),
     "two orders within groups": (
