@@ -146,8 +146,8 @@ class RowsFleet(VirtualFleet):
         submit = Asked(
             number, f"r{number}", model.name, asked.region, asked_model=asked.name,
             model_rule=ModelRule.WEIGHTS if asked.name else "", fallback=model.fallback.name if model.fallback else "",
-            fallback_wait_s=model.fallback_wait_s, tenant_id=self.tenant.pk, priority=slo.priority, due_s=terms.due_s,
-            end_s=terms.end_s, deadline_s=slo.deadline_s, slo_class=slo.name, evictable=True,
+            fallback_wait_s=model.fallback_wait_s, tenant_id=self.tenant.pk, tenant=self.tenant.name,
+            priority=slo.priority, due_s=terms.due_s, end_s=terms.end_s, deadline_s=slo.deadline_s, slo_class=slo.name, evictable=True,
             interactive=slo.kind == SloKind.INTERACTIVE, opportunistic=slo.kind == SloKind.OPPORTUNISTIC,
             arrived_at=BEGAN_AT.timestamp() + asked.arrived_s, arrived_s=asked.arrived_s,
             prompt_tokens=asked.prompt_tokens, predicted_tokens=asked.predicted_tokens, max_tokens=None, sequences=1,
