@@ -30,6 +30,8 @@ from tests.clocks.launcher import LIVE, Launcher
 from tests.oracles.lookahead import noted_places
 
 CLOSE_S = 1e-6
+LONG_AGO_S = -1000.0
+"""When an instance that is there at the start became ready."""
 
 
 class Command(NamedTuple):
@@ -107,7 +109,7 @@ def inventory_of(fleet: Cluster, tuned: Mapping[str, Any] | None = None) -> Inve
         ),
         instances=tuple(
             InstanceSpec(
-                number, f"i{number}", f"http://127.0.0.1:1/i{number}", LIVE[spec.state], 0.0, spec.model,
+                number, f"i{number}", f"http://127.0.0.1:1/i{number}", LIVE[spec.state], LONG_AGO_S, spec.model,
                 spec.region, spec.gpu_type, spec.dispatch_max_num_seqs or spec.engine.max_num_seqs,
                 spec.dispatch_kv_tokens or spec.engine.kv_capacity_tokens,
                 profile=spec.engine.profile, front_end=spec.engine.front_end,
@@ -255,14 +257,20 @@ def simulation_of(scenario: Scenario) -> Simulation:
     return Simulation(scenario.cluster, scenario.requests, decisions=True, runs=scenario.runs)
 
 
-def run_simulation(scenario: Scenario) -> tuple[Simulation, Result]:
+def run(
+    simulation: Simulation, scenario: Scenario, tick: Callable[[Simulation], None] | None, tick_s: float = SWAP_LOOK_S
+) -> Result:
+    """Run *simulation* with the commands of *scenario*."""
+
     def happen(command: Command) -> Callable[[Simulation], None]:
         return lambda simulation: getattr(simulation, command.name)(*command.arguments)
 
+    return simulation.run(tick, tick_s, timed_events=[TimedEvent(at.at_s, happen(at)) for at in scenario.commands])
+
+
+def run_simulation(scenario: Scenario) -> tuple[Simulation, Result]:
     simulation = simulation_of(scenario)
-    tick = swapping.Swapping(simulation) if scenario.shares else None
-    events = [TimedEvent(each.at_s, happen(each)) for each in scenario.commands]
-    return simulation, simulation.run(tick, SWAP_LOOK_S, timed_events=events)
+    return simulation, run(simulation, scenario, swapping.Swapping(simulation) if scenario.shares else None)
 
 
 def serve(scenario: Scenario) -> Both:
@@ -352,6 +360,18 @@ def assert_equal_events(both: Both) -> None:
         assert len(live) == len(simulated), f"{of.__name__}: {len(live)} live, {len(simulated)} simulated"
     live, simulated = counts(both)
     assert live == simulated
+    assert_nothing_left(both)
+
+
+def assert_nothing_left(both: Both) -> None:
+    """Assert that whatever was placed was released."""
+    dispatcher, engines = both.live.dispatcher, both.simulation.world.engines
+    for fleet in (both.live.topology.fleet, both.simulation.fleet):
+        for name in ("running", "kv_tokens", "remaining_tokens", "queued_prompt_tokens"):
+            assert not getattr(fleet, name).any(), name
+    assert not engines.ahead.active.any()
+    assert (engines.instances["free_blocks"] == engines.instances["kv_blocks"]).all()
+    assert not len(dispatcher.requests) + len(dispatcher.queue) + len(dispatcher.holding)
 
 
 def alike(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:

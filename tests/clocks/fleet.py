@@ -195,7 +195,7 @@ class VirtualFleet:
     def put(self, number: int, state: InstanceState, *, pump: bool = True, **columns: Any) -> None:
         """Change the row of an instance."""
         server = self.servers[number]
-        server.spec = replace(server.spec, state=state, **columns)
+        server.spec = replace(server.spec, state=state, state_changed_at=self.now_s, **columns)
         self.apply(pump=pump)
 
     def replica(self, number: int) -> Replica:
