@@ -70,7 +70,7 @@ DIFFERENT = {
     ),
     "two orders within groups": (
         11, [GROUPED | {"group_order": "hermes"}, GROUPED], ["many runs", "classes"],
-        "where groups of one model are ordered by run and those of another are not, requests leave in different orders",
+        "a call of a model that is not ordered by runs ranks its run anew simulated, and not live",
     ),
     "cached blocks": (
         3, [of("least_delay"), of("least_delay", "ssjf")], ["prefixes", "KV events"],
