@@ -156,6 +156,8 @@ class VirtualFleet:
         self.servers = [Server(*each) for each in zip(inventory.instances, map(Engine, engines), strict=True)]
         self.now_s = self.looked_s = self.counted_s = 0.0
         self.courses: dict[int, Course] = {}
+        self.streaming: dict[int, None] = {}
+        """Numbers of those that an instance has, in order of their first tokens there."""
         self.expected = self.ended = 0
         """Requests that come, and that have ended."""
         self.events: list[Event] = []
@@ -416,6 +418,7 @@ class VirtualFleet:
         for each in emitted:
             course = self.courses[each]
             course.tokens += 1
+            self.streaming[each] = None
             course.token_s = self.now_s
             course.first_token_s = self.now_s if course.first_token_s is None else course.first_token_s
         if not self.count_s:
@@ -425,26 +428,27 @@ class VirtualFleet:
                 course = self.courses[each]
                 course.outcome, course.finished_s, course.number = "done", self.now_s, -1
                 self._leaving.discard(each)
+                del self.streaming[each]
                 self.dispatcher.take(Finished(each, 0 if course.pools else course.tokens))
                 self._end(each)
 
     def report(self, numbers: Iterable[int] | None = None) -> dict[int, float]:
         """Have the dispatcher count streamed tokens; return when each request streamed last."""
-        streaming = [at for at, each in self.courses.items() if each.number >= 0 and each.tokens and not each.pools]
         moved = []
-        for number in streaming if numbers is None else numbers:
+        for number in self.streaming if numbers is None else numbers:
             course = self.courses[number]
             if not course.pools and course.tokens != course.reported_tokens:
                 course.reported_tokens = course.tokens
                 moved.append((number, course.tokens))
         if moved:
             self.dispatcher.take(Advanced(tuple(moved)))
-        return {number: self.courses[number].token_s for number in streaming}
+        return {number: self.courses[number].token_s for number in self.streaming}
 
     def _leave(self, number: int, *, again: bool, evicted: bool = False) -> None:
         """Say that a request has left its instance."""
         course = self.courses[number]
         self._leaving.discard(number)
+        self.streaming.pop(number, None)
         course.number = -1
         self._note("evicted" if evicted else "left", number)
         if again:

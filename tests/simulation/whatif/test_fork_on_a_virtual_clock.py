@@ -386,4 +386,4 @@ def test_tokens_that_are_counted_ten_times_a_second_hardly_matter(db, routing, o
     Instance.objects.update(kv_capacity_tokens=16 * 1024)
     both = fork_and_continue(count_s=COUNT_S)
     for percentile in (50, 95):
-        assert abs(both.ttft_off(percentile)) < 0.1
+        assert abs(both.ttft_off(percentile)) < 0.12
