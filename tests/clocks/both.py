@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from scheduling.scaling.swapping import LOOK_S as SWAP_LOOK_S
 
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
 from controlplane.dispatch.port import Asked
 from controlplane.dispatch.runs import RunReport
 from controlplane.tuning.selectors import Values
 from scheduling.applications.standings import KnownGraph
+from scheduling.control.swaps import EVERY_S as SWAP_EVERY_S
 from scheduling.queueing.held import ENDS_ON_RECLAIM, OPPORTUNISTIC
 from scheduling.queueing.promises import ClassTerms
 from scheduling.routing.adapters import TIERS
@@ -258,7 +258,7 @@ def simulation_of(scenario: Scenario) -> Simulation:
 
 
 def run(
-    simulation: Simulation, scenario: Scenario, tick: Callable[[Simulation], None] | None, tick_s: float = SWAP_LOOK_S
+    simulation: Simulation, scenario: Scenario, tick: Callable[[Simulation], None] | None, tick_s: float = SWAP_EVERY_S
 ) -> Result:
     """Run *simulation* with the commands of *scenario*."""
 

@@ -4,10 +4,10 @@ import math
 from dataclasses import replace
 
 import numpy as np
-from controlplane.dispatch.swapping import Swapping
 
 from controlplane.dispatch.live_fleet.inventory import SwapGroupSpec, SwapMemberSpec
 from controlplane.fleet.lifecycle.states import InstanceState
+from scheduling.control.swaps import Swaps
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.lifecycle import SPOT_SPREAD
 from scheduling.simulation.cluster.world import State
@@ -41,7 +41,7 @@ class Launcher:
         self.shares = [number for number, spec in enumerate(cluster.instances) if spec.sharing is not None]
         if self.shares:
             fleet.swap_groups = self.groups
-            self.swapping = Swapping(fleet.topology, fleet.dispatcher.queue, fleet.dispatcher.placement.pump)
+            self.swaps = Swaps(fleet.dispatcher.fleet)
             fleet.on_tick.append(self._swap)
             fleet.apply()
         fleet.on_idle.append(self._settle)
@@ -169,9 +169,8 @@ class Launcher:
         )  # fmt: skip
 
     def _swap(self) -> None:
-        now_s = self.fleet.now_s
-        for target, _ in self.swapping.wanted(now_s, now_s):
-            self.target = target
+        for slot, _ in self.swaps.wanted():
+            self.target = self.fleet.topology.by_slot[slot].spec.instance_id
             self.sleep(self._holder())
 
     def _take_gpus(self, number: int) -> None:

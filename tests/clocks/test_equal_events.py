@@ -152,8 +152,7 @@ def test_strategies_see_the_same(features):
     )  # fmt: skip
 
     def look():
-        own, members = [one for one in live.topology.endpoints if not one.is_spot], observation.members()
-        by_live.append([seen(observation.view(one, members[one.index], live.now_s)) for one in own])
+        by_live.append([seen(view) for view in observation.views().values()])
 
     live.on_tick.append(look)
     live.run()
