@@ -16,7 +16,7 @@ from controlplane.dispatch.observation import Demand
 from controlplane.dispatch.outcomes import Outcomes
 from controlplane.dispatch.prewarming import Prewarming
 from controlplane.dispatch.promises import Promises
-from controlplane.dispatch.reordering import Ask, Reordering
+from controlplane.dispatch.reordering import Ask, ReorderedQueues
 from controlplane.dispatch.runs import ApplicationRuns, run_stopped
 from controlplane.dispatch.spot import Spot
 from controlplane.dispatch.stages import Stage
@@ -42,7 +42,6 @@ class Dispatcher(Core):
         self.adapters = Adapters(topology)
         self.spot = Spot(self, self.queue)
         self.fallbacks = Fallbacks(self, self.queue, self.placement, self.waits)
-        self.reordering = Reordering(topology, self.queue, self.placement, clock, self.evict, ask)
         self.fleet = LiveFleet(
             topology,
             self.queue,
@@ -50,7 +49,10 @@ class Dispatcher(Core):
             enqueue=self.guarded(self.enqueue),
             expire=self.guarded(self._expire),
             spot_with_room=self.spot.with_room,
+            pump=self.placement.pump,
+            evict=self.evict,
         )
+        self.reordering = ReorderedQueues(self.fleet, clock, ask)
         self.holding = HeldRequests(self.fleet, deliver)
         acting = self.queue, self.placement, self.waits, self.holding
         self.sweeping = Sweeping(self, *acting, self.fallbacks)

@@ -260,7 +260,10 @@ class Snapshot:
         return requests, {slot: at for at, slot in enumerate(slots.tolist())}
 
     def _endpoint(self, endpoint: Endpoint) -> EndpointState:
-        topology, memory = self.dispatcher.topology, self.observation.memory(endpoint.index)
+        topology, (changed_s, changed_delta) = (
+            self.dispatcher.topology,
+            self.observation.changes.changed(endpoint.index),
+        )
         at, arrays, groups = endpoint.index, topology.arrays, self.dispatcher.queue.arrays.groups
         asked = np.zeros(DEMAND_WINDOW_S)
         for second, tokens in endpoint.demand:
@@ -272,8 +275,8 @@ class Snapshot:
             region=endpoint.region,
             ordering=endpoint.spec.policy.ordering,
             cursor=self._numbers.get(int(arrays.cursor[at])),
-            changed_s=max(memory.changed_s - self._now_s, LONG_AGO_S),
-            changed_delta=memory.changed_delta,
+            changed_s=max(changed_s - self._now_s, LONG_AGO_S),
+            changed_delta=changed_delta,
             asked_tokens=asked.tolist(),
             asked_work_s=float(asked_work_s(arrays, at, self._now_s)),
             backlog_s=float(backlog_s(arrays, at, self._now_s)),
@@ -282,7 +285,7 @@ class Snapshot:
             mean_output=float(groups.mean_output[at]),
             group_limit=int(groups.limit[at]),
             token_s=tuple(groups.token_s[at].tolist()),
-            short=self.dispatcher.reordering.scheduler.short_instances.get(at, 0),
+            short=self.dispatcher.reordering.control.short_instances.get(at, 0),
         )
 
     def _groups(self, places: dict[int, int]) -> GroupsState | None:
@@ -311,8 +314,8 @@ class Snapshot:
                 members=[places[slot] for slot in _chain(arrays.members, int(this.first))],
             )
             groups.append(group)
-        known, scheduler = int(arrays.counters[KNOWN_CLASSES]), self.dispatcher.reordering.scheduler
-        made, left = scheduler.tried
+        known, reordering = int(arrays.counters[KNOWN_CLASSES]), self.dispatcher.reordering.control
+        made, left = reordering.tried
         return GroupsState(
             groups=groups,
             classes=list(
@@ -320,7 +323,7 @@ class Snapshot:
             ),
             next_number=int(arrays.counters[NEXT_NUMBER]),
             tried=(made, arrays.groups.size - left),
-            tried_s=max(scheduler.tried_s - self._now_s, LONG_AGO_S),
+            tried_s=max(reordering.tried_s - self._now_s, LONG_AGO_S),
         )
 
 

@@ -4,8 +4,8 @@ Its bindings are `controlplane.dispatch.fleet`, over the dispatcher, and `schedu
 compiled world. A concern keeps what it alone knows; arrays, requests and time belong to the fleet.
 """
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from scheduling.fleet.front_end import FrontEnd
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
 from scheduling.queueing.held_work import Release
+from scheduling.queueing.running import Running
 from scheduling.queueing.waiting_set import WaitingArrays
 
 
@@ -51,6 +52,24 @@ class Endpoint(Protocol):
     def profile(self) -> Profile: ...
     @property
     def front_end(self) -> FrontEnd: ...
+
+
+class SwapGroup(NamedTuple):
+    """Instances that share their GPUs, of which at most one is awake, by number; -1 for none."""
+
+    name: str
+    at_rest: Mapping[int, float]
+    """Those asleep or stopped, in order, with the duration of a swap to each once the awake one runs nothing."""
+    awake: int
+    """The one that has the GPUs."""
+    is_ready: bool
+    """Whether that serves."""
+    ready_s: float
+    """For how long it has been in its state."""
+    in_progress: bool
+    """Whether a swap is in progress."""
+    target: int
+    """The instance to which that leads."""
 
 
 class Fleet(Protocol):
@@ -91,6 +110,24 @@ class Fleet(Protocol):
         wait there, of interactive classes and of others; these requests, likewise; the instances; of these, the ones that
         were given a request, and the smoothed lengths of the prompts and outputs that they were given, summed.
         """
+
+    # Global scheduler and swaps
+
+    def running_requests(self) -> Running:
+        """Return the requests on instances of endpoints with request groups, in order of dispatch at each."""
+
+    def swap_groups(self) -> Iterable[SwapGroup]:
+        """Return the groups of instances that share GPUs."""
+
+    def name(self, instance: int) -> str: ...
+    def is_served(self, endpoint: int) -> bool:
+        """Whether an instance of *endpoint* serves, or starts."""
+
+    def pump(self, endpoint: int) -> None:
+        """Give out what has room at *endpoint*."""
+
+    def evict(self, row: int) -> None:
+        """Have the request of *row* leave its instance; it waits again with its output so far."""
 
     # Acting
 

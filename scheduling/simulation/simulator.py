@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import direct
+from scheduling.control.reordering import EVERY_S as REORDER_S
+from scheduling.control.reordering import Reordering
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.queueing.eviction import MOST_EVICTIONS
 from scheduling.queueing.fair_shares import OUTPUT_WEIGHT
-from scheduling.queueing.global_scheduler import GlobalScheduler
 from scheduling.queueing.held import HELD
 from scheduling.queueing.ordering import QLM, VTC
 from scheduling.queueing.waiting_set import FREE_COUNT, WaitingArrays, grow_waiting, settle
@@ -40,7 +41,6 @@ from scheduling.simulation.engine.state import (
 )
 from scheduling.simulation.fallbacks import CHANGED as CHANGED_BY_FALLBACKS
 from scheduling.simulation.fallbacks import Fallbacks
-from scheduling.simulation.global_scheduling import Scheduling
 from scheduling.simulation.holding import HeldArrivals
 from scheduling.simulation.measures.samples import Samples
 from scheduling.simulation.prewarming import SimulatedPrewarming
@@ -107,7 +107,9 @@ class Simulation:
         self._samples = Samples(sample_s)
         self.bound = SimulatedFleet(self)
         """This, as the concerns of `scheduling.control` see it."""
-        self.scheduling = Scheduling(cluster.reordering) if (world.policies["ordering"] == QLM).any() else None
+        self.reordering = (
+            Reordering(self.bound, cluster.reordering) if (world.policies["ordering"] == QLM).any() else None
+        )
         """Global scheduler, if any endpoint has request groups."""
         self.waits = SimulatedWaits(self) if judges or cluster.fallbacks else None
         """Estimates of waits, where anything is decided by them."""
@@ -115,7 +117,7 @@ class Simulation:
         """Judge of promises at the door, where any class has them judged."""
         self.fallbacks = Fallbacks(self.waits) if cluster.fallbacks and self.waits else None
         """Fallbacks of models, where any has one."""
-        self.looked_s = 0.0  # last look at the virtual queues
+        self.reordered_s = 0.0  # when the global scheduler acted last
         of_fork = () if state is None else (state.requests.count, state.held, state.state.backlogs, state.state.look_s)
         may_hold = judges and not all(terms.interactive for terms in cluster.classes)
         self.holding = HeldArrivals(self.bound, *of_fork) if may_hold or (requests.held & HELD).any() else None
@@ -132,9 +134,9 @@ class Simulation:
     def _begin(self, state: Fork) -> None:
         self.make_room(state.slots)
         place(self.world, state)
-        if state.groups is not None and self.scheduling is not None:
-            self.looked_s = state.state.swept_s
-            state.resume(self.scheduling.scheduler, self.waiting.groups.groups.size)
+        if state.groups is not None and self.reordering is not None:
+            self.reordered_s = state.state.swept_s
+            state.resume(self.reordering, self.waiting.groups.groups.size)
 
     @property
     def world(self) -> World:
@@ -182,11 +184,11 @@ class Simulation:
             raise ValueError(f"until_s ({until_s}) is before now ({self.now_s})")
         count = self.requests.count
         while True:
-            sample_s, look_s = self._samples.next_s, np.inf
-            if self.scheduling is not None:
+            sample_s, reorder_s = self._samples.next_s, np.inf
+            if self.reordering is not None:
                 # Without further arrivals or events, waiting requests wait for ever, in any order.
                 comes = self._arrived.item() < count or self.world.events.time_s.item(1) < np.inf
-                look_s = self.looked_s + GlobalScheduler.EVERY_S if comes else np.inf
+                reorder_s = self.reordered_s + REORDER_S if comes else np.inf
             rank_s, comes_s = self._runs_s()
             held_s = self.holding.next_s(self.world, self.now_s) if self.holding is not None else np.inf
             warm_s = np.inf
@@ -194,7 +196,7 @@ class Simulation:
                 comes_s < np.inf or self.world.events.time_s.item(1) < np.inf or self._arrived.item() < count
             ):
                 warm_s = max(self.prewarming.next_s, self.now_s)
-            stop_s = min(until_s, sample_s, look_s, held_s, rank_s, comes_s, warm_s)
+            stop_s = min(until_s, sample_s, reorder_s, held_s, rank_s, comes_s, warm_s)
             reason = self._enter(self.world, float(stop_s), NONE, NONE, loop.TIME, NOTHING, NONE, NONE)
             if reason == loop.FULL:
                 self._grow()
@@ -224,10 +226,9 @@ class Simulation:
                 self.prewarming.look(self.world, self.now_s)
             elif reason == loop.UNTIL and self.holding is not None and held_s < np.inf and stop_s == held_s:
                 self.holding.act(self.world)
-            elif reason == loop.UNTIL and look_s < np.inf and stop_s == look_s:
-                self.looked_s = look_s
-                if self.scheduling is not None:
-                    self.scheduling.look(self)
+            elif reason == loop.UNTIL and self.reordering is not None and reorder_s < np.inf and stop_s == reorder_s:
+                self.reordered_s = reorder_s
+                self.reordering.act()
             elif reason == loop.UNTIL and sample_s < np.inf and stop_s == sample_s:
                 self.control()
                 self._samples.take(world=self.world, states=self.states)
@@ -485,12 +486,8 @@ class Simulation:
         mine = mine[engines.sequences["request"][mine] == request]
         if not mine.size or engines.sequences["evicted"][mine[0]] or outcome["evictions"] >= MOST_EVICTIONS:
             raise ValueError(f"request {request} cannot be evicted: no instance has it, it leaves, or it was too often")
-        self.evict_sequence(int(mine[0]))
-
-    def evict_sequence(self, sequence: int) -> None:
-        """Evict *sequence* like `evict`, without the checks."""
         self._room_to_keep()
-        loop.change(self.world, EVICT, sequence)
+        loop.change(self.world, EVICT, int(mine[0]))
 
     def _room_to_keep(self) -> None:
         if self.world.kept_tokens.size < self.requests.arrival_s.size:
@@ -560,7 +557,7 @@ class Simulation:
                 },
                 "redeploys": self.lives.redeploys,
                 "swaps": self.lives.swaps,
-                "reorderings": self.scheduling.reorderings if self.scheduling else 0,
+                "reorderings": self.reordering.reordered if self.reordering else 0,
                 "released": self.holding.holding.release_count if self.holding else 0,
             }
             | (self.prewarming.counters() if self.prewarming else {})

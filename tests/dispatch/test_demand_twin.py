@@ -53,12 +53,7 @@ class Observed(Live):
 
     def tokens_per_s(self, at_s: float) -> dict[tuple[str, str], float]:
         self.now_s = at_s
-        return {
-            (endpoint.model, endpoint.region): self.observation.view(
-                endpoint, self.topology.members(endpoint), at_s
-            ).tokens_per_s
-            for endpoint in self.topology.endpoints
-        }
+        return {(view.model, view.region): view.tokens_per_s for view in self.observation.views().values()}
 
 
 @pytest.fixture(scope="module")
@@ -128,20 +123,3 @@ def test_what_scales_sees_interactive_demand_alone(trace):
     expected = dict(zip(cluster.endpoints, counted.seen(60.0), strict=True))
     assert live.tokens_per_s(60.0) == pytest.approx(expected)
     assert 0 < sum(expected.values()) < 0.8 * every.seen(60.0).sum()
-
-
-def test_reports_for_the_ledger_add_up_to_the_simulators_windows(trace, simulated):
-    cluster, counted = simulated
-    live = Observed()
-    windows = dict.fromkeys(cluster.endpoints)
-    for key in windows:
-        windows[key] = np.zeros(int(LAST_S // 60))
-    for number, (arrived_s, model, region, prompt, predicted) in enumerate(zip(*trace, strict=True)):
-        live.ask(number, arrived_s, "ab"[model], REGIONS[region], int(prompt), int(predicted))
-        windows["ab"[model], live.own_region[number]][int(arrived_s // 60)] += (prompt + predicted) / 60.0
-    expected = counted.windows(60.0)
-    for key, series in zip(cluster.endpoints, expected, strict=True):
-        assert windows[key][: len(series)] == pytest.approx(series), key
-    live.ask(REQUESTS, LAST_S, "b", "moon", 1, 1)
-    assert live.own_region[REQUESTS] == "north"  # the first that it would have
-    assert len(live.refused) > REQUESTS / 2

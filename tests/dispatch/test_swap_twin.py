@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 
 from controlplane.dispatch.live_fleet.inventory import SwapGroupSpec, SwapMemberSpec
-from controlplane.dispatch.reordering import KEPT
-from controlplane.dispatch.swapping import Swapping
 from controlplane.fleet.lifecycle.states import InstanceState
+from scheduling.control.swaps import EVERY_S, Swaps
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
-from scheduling.scaling.swapping import LOOK_S
 from scheduling.simulation import swapping as simulated_swapping
 from scheduling.simulation.cluster import description as simulated
 from scheduling.simulation.cluster.world import Outcome, State
@@ -42,7 +40,8 @@ class Sharing(Live):
         self.fleet, self.target, self.changed, self.changes_s = fleet, None, [], NEVER
         super().__init__(fleet)
         self.apply()
-        self.swapping = Swapping(self.topology, self.dispatcher.queue, self.dispatcher.placement.pump)
+        self.dispatcher.fleet.wall_clock = lambda: self.now_s
+        self.swaps = Swaps(self.dispatcher.fleet)
 
     def apply(self):
         rows = inventory_of(self.fleet)
@@ -79,8 +78,8 @@ class Sharing(Live):
 
     def looks(self):
         super().looks()
-        for target, _ in self.swapping.wanted(self.now_s, self.now_s):
-            self.target = target
+        for slot, _ in self.swaps.wanted():
+            self.target = self.topology.by_slot[slot].spec.instance_id
             self.move(self.holder(), S.DRAINING)
             self.apply()
             self.settle()
@@ -193,7 +192,7 @@ async def test_both_clocks_swap_and_place_alike(per_s, due_s, options):
     live = Sharing(fleet)
     live.run(fleet, requests)
     simulation = Simulation(fleet, requests, decisions=True)
-    result = simulation.run(simulated_swapping.Swapping(simulation), LOOK_S)
+    result = simulation.run(simulated_swapping.Swapping(simulation), EVERY_S)
 
     assert (result.outcomes["state"] == Outcome.DONE).all()
     assert_alike(live, result)
@@ -202,6 +201,6 @@ async def test_both_clocks_swap_and_place_alike(per_s, due_s, options):
     np.testing.assert_allclose([row[0] for row in simulated_changes], [row[0] for row in live.changed], atol=1e-6)
     assert result.counters["swaps"] == sum(state == S.LOADING for _, _, state in live.changed) >= 3
     assert result.counters["evictions"] == live.evicted
-    assert min(result.counters["reorderings"], KEPT) == len(live.dispatcher.reordering.recent)
+    assert result.counters["reorderings"] == pytest.approx(live.dispatcher.reordering.control.reordered, abs=1)
     shared = len(set(live.dispatcher.queue.arrays.groups.queue_of[live.shares].tolist())) == 1
     assert shared == fleet.policies.swap_by_queue

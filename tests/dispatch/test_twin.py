@@ -19,10 +19,10 @@ from controlplane.dispatch.port import Advanced, Asked, Evict, Finished, Left, P
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.gateway.upstream.client import upstream_priority
 from controlplane.tuning.selectors import without_rows
+from scheduling.control.reordering import EVERY_S
 from scheduling.fleet.front_end import NO_LIMIT, FrontEnd
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
-from scheduling.queueing.global_scheduler import GlobalScheduler
 from scheduling.queueing.held import ENDS_ON_RECLAIM, HELD, OPPORTUNISTIC
 from scheduling.queueing.held_work import LOOK_S
 from scheduling.queueing.ordering import ORDERINGS, hold_s
@@ -266,7 +266,7 @@ class Live:
             change_s, look_s = self.change_s(), NEVER
             next_s = min(arrival_s, event_s, change_s, sent_s)
             if any(fleet.policy(key).ordering == "qlm" for key in fleet.endpoints) and len(self.dispatcher.queue):
-                look_s = self.now_s // GlobalScheduler.EVERY_S + GlobalScheduler.EVERY_S
+                look_s = self.now_s // EVERY_S + EVERY_S
             if len(self.dispatcher.holding):
                 held_s = (self.now_s // LOOK_S + 1) * LOOK_S
                 if held_s <= min(next_s, look_s, self.sweep_s):
@@ -471,7 +471,7 @@ async def test_the_dispatcher_and_the_simulator_decide_alike(routing, ordering, 
     ahead = [placed.why["requests_ahead"] for placed in live.placed.values()]
     assert max(ahead) == 0 if limit == 0 or not round_trip_s else max(ahead) >= 1
     if ordering == "qlm":
-        assert result.counters["reorderings"] == len(live.dispatcher.reordering.recent)
+        assert result.counters["reorderings"] == live.dispatcher.reordering.control.reordered
         assert load_per_s < 200 or result.counters["reorderings"] > 0
     if load_per_s > 1:
         assert (result.outcomes["queue_s"] > 0).sum() >= 10, "or order would hardly matter"

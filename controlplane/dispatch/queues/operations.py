@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from controlplane.dispatch.dispatcher import Dispatcher
-from controlplane.dispatch.queues.view import Row, group_rows, see
+from controlplane.dispatch.queues.view import Row, group_rows
 from controlplane.dispatch.wire import QueueChange
 from controlplane.fleet.lifecycle.states import ActionError
 from scheduling.queueing.groups import put_before, unqueue
@@ -39,7 +39,7 @@ class QueueOperations:
     def act(self, number: int, action: GroupAction, operator: str, reason: str = "") -> Row:
         """Do *action* on group *number*; return its row as it was. Raises ActionError where it has left the queue."""
         dispatcher = self.dispatcher
-        seen = see(dispatcher)
+        seen = dispatcher.reordering.control.read(pinned=True)
         rows = group_rows(dispatcher, seen, worth(seen)) if seen else []
         row = next((row for row in rows if row["number"] == number), None)
         if row is None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.scaling.swapping import LOOK_S
+from scheduling.control.swaps import EVERY_S
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.measures.results import Price, Promise, ResultNames
 from scheduling.simulation.result import Result
@@ -102,7 +102,7 @@ class Stage:
             tick_s = max(1.0, float(self.requests.arrival_s[-1]) / PROGRESS_STEPS)
             swaps = self.swapping(simulation) if self.cluster.swap_groups() else None
             return simulation.run(
-                swaps, LOOK_S if swaps else tick_s, self.until_s, progress, timed_events=self.timed_events
+                swaps, EVERY_S if swaps else tick_s, self.until_s, progress, timed_events=self.timed_events
             )
         return run_strategy(
             self.cluster,

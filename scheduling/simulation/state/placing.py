@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import uncompiled
+from scheduling.control.reordering import Reordering
 from scheduling.fleet.arrays import MEMORY_SLOTS, index_members, memory_tokens
 from scheduling.fleet.carried import carried
 from scheduling.fleet.profile import Profile
@@ -32,7 +33,6 @@ from scheduling.fleet.state import (
 )
 from scheduling.lookahead.maps import advance, enter
 from scheduling.queueing.fair_shares import NO_SHARES
-from scheduling.queueing.global_scheduler import GlobalScheduler
 from scheduling.queueing.groups import FREE_GROUPS, KNOWN_CLASSES, NEXT_NUMBER, put_before
 from scheduling.queueing.held import OPPORTUNISTIC
 from scheduling.queueing.ordering import FCFS, ORDERINGS, QLM, engine_priority
@@ -134,12 +134,12 @@ class Fork:
         """Return the slots of the waiting set that it needs, and one for the next request."""
         return 2 + max(len(self.waiting) + len(self.lost), len(self.groups.groups) if self.groups else 0)
 
-    def resume(self, scheduler: GlobalScheduler, places: int) -> None:
-        """Give *scheduler* the memory of the live one; there are *places* for groups."""
+    def resume(self, reordering: Reordering, places: int) -> None:
+        """Give *reordering* the memory of the live one; there are *places* for groups."""
         if self.groups is not None:
             made, in_use = self.groups.tried
-            scheduler.tried, scheduler.tried_s = (made, places - in_use), self.groups.tried_s
-            scheduler.short_instances = {at: one.short for at, one in enumerate(self.endpoints) if one.short}
+            reordering.tried, reordering.tried_s = (made, places - in_use), self.groups.tried_s
+            reordering.short_instances = {at: one.short for at, one in enumerate(self.endpoints) if one.short}
 
 
 def place(world: World, fork: Fork) -> None:

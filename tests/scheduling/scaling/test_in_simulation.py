@@ -219,7 +219,6 @@ def test_demand_is_that_of_the_minute_behind():
     assert seen.seen(120.0).tolist() == [15 / 60, 0]
     assert seen.seen(205.0).tolist() == [0, 15 / 60]
     assert seen.seen(5.0).tolist() == [3, 0]
-    assert seen.windows(100.0).tolist() == [[0.45, 0.0], [0.0, 0.0]]
 
 
 def test_moves_are_carried_out_and_recorded():
