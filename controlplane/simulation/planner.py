@@ -206,16 +206,14 @@ def _fleet(scenario: Scenario, staged: Stage, lost: Set[int]) -> Fleet:
         places[place] = places.get(place, 0) + (at not in lost)
         units[place[1:]] = units.get(place[1:], 0) + (at not in lost)
     delays = cluster.delays
-    start_s = {(spec.model, spec.region, spec.gpu_type): spec.start_s for spec in cluster.instances}
+    specs = {(spec.model, spec.region, spec.gpu_type): spec for spec in cluster.instances}
     deployments, left = {}, {key: bounds.min_instances for key, bounds in scaled.bounds.items()}
     for (model, region, gpus), count in places.items():
         bounds = scaled.bounds[model, region]
         most = min(bounds.max_instances, units[region, gpus] if cluster.share_spot else count)
         least = min(left[model, region], most)
         left[model, region] -= least
-        price = staged.prices[gpus].on_demand_usd
-        measured_s = start_s[model, region, gpus]
-        of_delays = delays.local_weights_s, delays.start_s
-        takes_s = of_delays if measured_s is None else (measured_s, 0.0)
-        deployments[model, region, gpus] = Deployed(0, 0, least, most, 1, price, *takes_s)
+        spec = specs[model, region, gpus]
+        takes_s = (delays.local_weights_s, delays.start_s) if spec.start_s is None else (spec.start_s, 0.0)
+        deployments[model, region, gpus] = Deployed(0, 0, least, most, 1, spec.usd_per_hour, *takes_s)
     return Fleet(deployments, units)

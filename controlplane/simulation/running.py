@@ -111,7 +111,7 @@ def simulate(
     began = time.monotonic()
     result = staged.run(advisor=staged.advisor or planner, progress=progress)
     took_s = time.monotonic() - began
-    measures = Measures(result, staged.names, staged.promises, staged.prices)
+    measures = Measures(result, staged.tenants)
     about = {
         "scenario": scenario.title or path.stem,
         "seed": staged.seed,

@@ -61,7 +61,7 @@ class ReferenceFleet:
         self._waiting: dict[int, Held] = {}
         self.kept_tokens: dict[int, int] = {}
         """Tokens that requests had emitted at their eviction."""
-        self._latency_s = cluster.latencies()
+        self._latency_s = cluster.latency_s
         self._links: list[tuple[float, int, int, Held]] = []  # time, link, order, request
         self._sent: list[tuple[float, int, int, Server, EngineRequest]] = []  # time, endpoint, order, event and target
         self._opened_s = [NEVER] * len(cluster.endpoints)

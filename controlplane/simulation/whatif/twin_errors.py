@@ -199,7 +199,7 @@ def _simulated(values: dict[str, Any], rows: list[LedgerRow]) -> Floats:
     scenario = Scenario.model_validate(values | demand)
     staged = stage(scenario, seed=0, workload=workload_of(map(columns, rows), start))
     result = simulate(scenario, staged).result
-    _, met = kept(result, staged.promises)
+    _, met = kept(result, result.cluster.promises)
     return np.array([1000 * latency_s(result, "ttft"), 1000 * latency_s(result, "itl"), met.astype(np.float64)])
 
 

@@ -90,7 +90,6 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
     catalog = list(cluster.engines().values())
     most_seqs = max(engine.max_num_seqs for engine in catalog)
     held_at_once = int(np.maximum(fleet.max_num_seqs.astype(np.int64), most_seqs).sum())
-    latency_s = cluster.latencies()
     first, candidates = [0], list[int]()
     for opportunistic in range(1 + lends):
         for model in cluster.models:
@@ -138,7 +137,7 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
         policies=policies,
         candidate_first=np.array(first, np.int64),
         candidates=np.array(candidates, np.int32),
-        latency_s=latency_s,
+        latency_s=cluster.latency_s,
         held=np.zeros(slots, np.int64),
         kept_tokens=np.zeros(count if lends else 1, np.int32),
         **_fallbacks(cluster),
@@ -148,7 +147,7 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
         ended_in_runs=np.zeros(max(1, in_runs), np.int64),
         lives=_lives(cluster),
         no_rows=NO_ROWS,
-        travelling=np.zeros(count if latency_s.any() else 1, np.int64),
+        travelling=np.zeros(count if cluster.latency_s.any() else 1, np.int64),
         link=np.full((2, regions * regions), -1, np.int64),
         sent=np.full((2, endpoints), -1, np.int32),
         decisions=np.zeros(count + 2 * slots if decisions else 0, DECISION),

@@ -12,8 +12,8 @@ Latencies are in seconds and counted from the request's arrival at its caller's 
 Only requests that ended well count in them; those that did not are counted, and miss their promise.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -65,47 +65,23 @@ class Promise:
         return min(self.ttft_s, self.itl_s, self.end_s) < inf
 
 
-@dataclass(frozen=True, slots=True)
-class Price:
-    """Hourly dollars of an instance: its price, and its income when lent out as spot."""
-
-    on_demand_usd: float = 0.0
-    spot_usd: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class ResultNames:
-    """Names of the numbers in requests."""
-
-    models: Sequence[str]
-    regions: Sequence[str]
-    slo_classes: Sequence[str]
-    tenants: Sequence[str]
-    asked: Sequence[str] = ()
-    """What requests may name: models, and then public names."""
-
-
 @dataclass(frozen=True)
 class Measures:
-    """Measures of one simulation as tidy tables (the last column is the value), each made when it is first read.
-
-    *promises* are by SLO class number (none: no attainment), *prices* by GPU type.
-    """
+    """Measures of one simulation as tidy tables (the last column is the value), each made when it is first read."""
 
     result: "Result"
-    names: ResultNames
-    promises: Sequence[Promise] = ()
-    prices: Mapping[str, Price] = field(default_factory=dict)
+    tenants: Sequence[str]
+    """By their number in requests."""
 
     @cached_property
     def requests(self) -> Table:
         """Return by, group, measure, statistic, value: counts, latencies (s), attainment and throughput."""
-        return _requests(self.result, self.names, self.promises)
+        return _requests(self.result, self.tenants)
 
     @cached_property
     def hours(self) -> Table:
         """Return by (gpu_type, model), group, measure, value: hours in each state, instance-hours, dollars, spot, waste."""
-        return _hours(self.result, self.prices)
+        return _hours(self.result)
 
     @cached_property
     def runs(self) -> Table:
@@ -200,6 +176,8 @@ def statistics(values: Floats) -> tuple[float, ...]:
 
 def kept(result: "Result", promises: Sequence[Promise]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Return (judged, met) by request: whether its class has a promise, and whether all of it was kept."""
+    if not promises:
+        return (np.zeros(result.requests.count, bool),) * 2
     classes = result.requests.slo_class
     judged = np.array([promise.any for promise in promises])[classes]
     met = judged & (result.outcomes["state"] == Outcome.DONE)
@@ -213,14 +191,14 @@ def kept(result: "Result", promises: Sequence[Promise]) -> tuple[npt.NDArray[np.
     return judged, met
 
 
-def _requests(result: "Result", names: ResultNames, promises: Sequence[Promise]) -> Table:
+def _requests(result: "Result", tenants: Sequence[str]) -> Table:
     table = Table(("by", "group", "measure", "statistic", "value"))
-    groups = list(_groups(result, names))
+    groups = list(_groups(result, tenants))
     state = result.outcomes["state"]
     tokens, prompts = result.output_tokens, result.requests.prompt_tokens
     cached = result.counters.get("prefix_queried_tokens", 0) > 0
     duration_s = float(result.end_s - result.requests.arrival_s[0]) if len(state) else 0.0
-    judged, met = kept(result, promises) if promises else (np.zeros(len(state), bool),) * 2
+    judged, met = kept(result, result.cluster.promises)
     for by, group, members in groups:
         done = state[members] == Outcome.DONE
         counts = {"requests": done.size, "done": int(done.sum())}
@@ -253,22 +231,22 @@ def _requests(result: "Result", names: ResultNames, promises: Sequence[Promise])
 Members = npt.NDArray[np.int32] | slice
 
 
-def _groups(result: "Result", names: ResultNames) -> Iterator[tuple[str, str, Members]]:
+def _groups(result: "Result", tenants: Sequence[str]) -> Iterator[tuple[str, str, Members]]:
     """Yield one group per model, caller region, SLO class and tenant; with fallbacks, also per requested model and fallback
     rule: (by, name, requests).
     """
-    requests = result.requests
+    requests, cluster = result.requests, result.cluster
     yield "all", "all", slice(None)
     columns: list[tuple[str, npt.NDArray[Any], Sequence[str]]] = [
-        ("model", requests.model, names.models),
-        ("region", requests.region, names.regions),
-        ("slo_class", requests.slo_class, names.slo_classes),
-        ("tenant", requests.tenant, names.tenants),
+        ("model", requests.model, cluster.models),
+        ("region", requests.region, cluster.regions),
+        ("slo_class", requests.slo_class, [one.slo_class for one in cluster.classes]),
+        ("tenant", requests.tenant, tenants),
     ]
     rule, asked = result.outcomes["model_rule"], requests.asked
     if rule.any():  # another model serves than was asked for
         named = np.where(asked < 0, requests.model, asked)
-        columns += [("asked_model", named, names.asked or names.models), ("model_rule", rule, ["none", *ModelRule])]
+        columns += [("asked_model", named, cluster.names), ("model_rule", rule, ["none", *ModelRule])]
     for by, codes, group_names in columns:
         counts = np.bincount(codes, minlength=len(group_names))
         if np.count_nonzero(counts) == 1:
@@ -281,7 +259,7 @@ def _groups(result: "Result", names: ResultNames) -> Iterator[tuple[str, str, Me
                 yield by, group_names[group], order[end - counts[group] : end]
 
 
-def _hours(result: "Result", prices: Mapping[str, Price]) -> Table:
+def _hours(result: "Result") -> Table:
     table = Table(("by", "group", "measure", "value"))
     hours = result.state_s / 3600
     instances = result.cluster.instances
@@ -289,8 +267,8 @@ def _hours(result: "Result", prices: Mapping[str, Price]) -> Table:
         "gpu_type": [instance.gpu_type for instance in instances],
         "model": [instance.model for instance in instances],
     }
-    on_demand = np.array([prices.get(instance.gpu_type, Price()).on_demand_usd for instance in instances])
-    spot = np.array([prices.get(instance.gpu_type, Price()).spot_usd for instance in instances])
+    on_demand = np.array([instance.usd_per_hour for instance in instances])
+    spot = np.array([instance.spot_usd_per_hour for instance in instances])
     ours = hours.sum(axis=1) - hours[:, UNPAID].sum(axis=1)
     for by, labels in keys.items():
         for group in dict.fromkeys(labels):

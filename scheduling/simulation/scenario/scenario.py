@@ -2,14 +2,14 @@
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, FiniteFloat
+from pydantic import Field
 
 from scheduling.bundles import BUNDLES
 from scheduling.model_task import Task
 from scheduling.policy import EndpointPolicy
 from scheduling.simulation.scenario.applications import ApplicationOf, BackendsOf
 from scheduling.simulation.scenario.demand import BurstOf, ClientOf, DemandOf, PredictionsOf, TraceOf
-from scheduling.simulation.scenario.fleet import Gpu, Group, ProfileOf, RegionOf, SwapGroupOf
+from scheduling.simulation.scenario.fleet import Delays, Gpu, Group, ProfileOf, RegionOf, SwapGroupOf
 from scheduling.simulation.scenario.parts import AtLeast0, Count, Positive, ScenarioTable
 from scheduling.simulation.scenario.policies import EndpointOf, ModelOf, Policies, SloClassOf
 from scheduling.simulation.scenario.scaling import CapabilityOf, ForecastOf, PlannerOf, ScalingOf
@@ -48,8 +48,7 @@ class Scenario(ScenarioTable):
     failures: list[FailureOf] = []
     random_failures: RandomFailures | None = None
     redeploys: list[RedeployOf] = []
-    delays: dict[str, FiniteFloat | int] = {}
-    """Fields of `scheduling.simulation.cluster.description.Delays`."""
+    delays: Delays = Delays()
     demand: DemandOf = DemandOf()
     weighted_targets: dict[str, Annotated[dict[str, AtLeast0], Field(min_length=1)]] = {}
     """Public names that clients and traces may ask for: the weight of each model that serves a share of them."""

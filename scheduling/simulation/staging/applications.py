@@ -23,7 +23,6 @@ from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.scenario.applications import MIXED, ApplicationOf, demand_graph
-from scheduling.simulation.staging.demand import longest_tokens
 from scheduling.simulation.staging.problem import ScenarioProblem
 from scheduling.simulation.workload.columns import Coded, Workload
 from scheduling.simulation.workload.edits import merged
@@ -200,7 +199,7 @@ def _expected_runs(scenario: Scenario, table: ApplicationOf) -> float:
 class _Drawing:
     def __init__(self, scenario: Scenario, cluster: Cluster, folder: Path, seed: int) -> None:
         self.scenario, self.cluster, self.folder, self.seed = scenario, cluster, folder, seed
-        self.longest = longest_tokens(scenario)
+        self.longest = dict(zip(cluster.models, cluster.longest_tokens(), strict=True))
         self.applications: list[ApplicationToCome] = []
         self.numbers: dict[str, tuple[int, _Source, dict[str, Backend]]] = {}
         """By name: number, source and units of an application."""

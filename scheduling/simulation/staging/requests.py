@@ -1,54 +1,19 @@
 """The demand of a scenario as requests to a cluster."""
 
-from collections.abc import Sequence
-from math import inf
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.queueing.ordering import hold_s
-from scheduling.queueing.promises import ADMIT, ClassTerms
+from scheduling.queueing.promises import ADMIT
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.holding import held_where_held, models_held
-from scheduling.simulation.measures.results import Promise
 from scheduling.simulation.scenario import Scenario
-from scheduling.simulation.scenario.policies import SloClassOf
 from scheduling.simulation.staging.problem import ScenarioProblem
 from scheduling.simulation.workload.columns import Coded, Workload
 from scheduling.simulation.workload.requests import HELD, Requests, make_requests
-
-
-def promise_of(one: SloClassOf) -> Promise:
-    """Return the targets of a class, infinity where there is none."""
-    ttft_s, itl_s, e2e_s = (inf if ms is None else ms / 1000 for ms in (one.ttft_ms, one.itl_ms, one.e2e_ms))
-    return Promise(ttft_s, itl_s, e2e_s, inf if one.deadline_s is None else one.deadline_s)
-
-
-def terms_of(scenario: Scenario) -> tuple[ClassTerms, ...]:
-    """The classes of *scenario* as the dispatcher queues requests on them."""
-    terms = []
-    for name, one in scenario.classes.items():
-        promise = promise_of(one)
-        terms.append(
-            ClassTerms(
-                name,
-                one.priority,
-                _finite(promise.ttft_s),
-                _finite(promise.end_s),
-                one.deadline_s,
-                one.kind == "interactive",
-                one.kind == "opportunistic",
-                one.on_reclaim == "end",
-                one.if_unreachable,
-                one.degrades_to or "",
-            )
-        )
-    return tuple(terms)
-
-
-def _finite(seconds: float) -> float | None:
-    return None if seconds == inf else seconds
 
 
 def requests_of(
@@ -58,19 +23,13 @@ def requests_of(
 
     Raises ScenarioProblem.
     """
-    classes = list(scenario.classes)
-    slo_class = _codes(workload.slo_class, classes)
-    of_class = list(scenario.classes.values())
-    priority = np.array([one.priority for one in of_class], np.int32)
-    promised = [promise_of(one) for one in of_class]
-    deadline_s = np.array([each.ttft_s for each in promised])
-    end_s = np.array([each.end_s for each in promised])
-    held_s = np.array([hold_s(each.deadline_s, scenario.policies.max_hold_s) for each in promised])
-    judged = np.array([one.if_unreachable != ADMIT for one in of_class], np.int8)
+    slo_class = _codes(workload.slo_class, list(scenario.classes))
+    judges = any(one.if_unreachable != ADMIT for one in cluster.classes)
 
-    def column(of_classes: NDArray[Any]) -> Any:
+    def column(of_classes: Iterable[float], dtype: type[np.generic] = np.float64) -> Any:
         """By request; one number for all, which takes no memory, where classes are alike and stay so."""
-        return of_classes[slo_class] if judged.any() or np.unique(of_classes).size > 1 else of_classes[0].item()
+        values = np.array(list(of_classes), dtype)
+        return values[slo_class] if judges or np.unique(values).size > 1 else values[0].item()
 
     requests = make_requests(
         workload.arrival_s,
@@ -81,24 +40,22 @@ def requests_of(
         predicted_tokens=_predicted(scenario, cluster, workload, seed),
         slo_class=slo_class,
         tenant=workload.tenant.codes,
-        priority=column(priority),
-        deadline_s=column(deadline_s),
-        end_s=column(end_s),
-        hold_s=column(held_s),
-        judged=column(judged),
-        held=_held(scenario, cluster, workload, slo_class),
+        priority=column((one.priority for one in cluster.classes), np.int32),
+        deadline_s=column(one.ttft_s for one in cluster.promises),
+        end_s=column(one.end_s for one in cluster.promises),
+        hold_s=column(hold_s(one.deadline_s, cluster.max_hold_s) for one in cluster.promises),
+        judged=column((one.if_unreachable != ADMIT for one in cluster.classes), np.int8),
+        held=_held(cluster, workload, slo_class),
         adapter=_adapters(scenario, workload, seed, run),
         run=-1 if run is None else run,
-        asked=_asked(scenario, workload),
+        asked=_asked(cluster, workload),
     )
     return _with_prefixes(scenario, workload, requests)
 
 
-def _held(
-    scenario: Scenario, cluster: Cluster, workload: Workload, slo_class: NDArray[np.int16]
-) -> NDArray[np.int8] | int:
+def _held(cluster: Cluster, workload: Workload, slo_class: NDArray[np.int16]) -> NDArray[np.int8] | int:
     """Return `Requests.held`: classes not interactive, unless the model's first endpoint takes them at once."""
-    kinds = [held_where_held(terms) for terms in terms_of(scenario)]
+    kinds = [held_where_held(terms) for terms in cluster.classes]
     if not any(kinds):
         return 0
     models = models_held(cluster)
@@ -107,11 +64,12 @@ def _held(
     return np.where(holds[workload.model.codes], held, held & ~HELD).astype(np.int8)
 
 
-def _asked(scenario: Scenario, workload: Workload) -> NDArray[np.int16] | int:
-    """Return `Requests.asked`: numbers of `Scenario.names`."""
+def _asked(cluster: Cluster, workload: Workload) -> NDArray[np.int16] | int:
+    """Return `Requests.asked`."""
     if workload.asked is None:
         return -1
-    numbers = [scenario.names.index(name) if name in scenario.names else -1 for name in workload.asked.names]
+    known = {name: number for number, name in enumerate(cluster.names)}
+    numbers = [known.get(name, -1) for name in workload.asked.names]
     return np.array(numbers, np.int16)[workload.asked.codes]
 
 

@@ -4,23 +4,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.scaling.swapping import LOOK_S
 from scheduling.simulation.cluster.description import Cluster
-from scheduling.simulation.measures.results import Price, Promise, ResultNames
 from scheduling.simulation.result import Result
 from scheduling.simulation.scenario import Scenario, wrong_at
 from scheduling.simulation.scenario.file import text_of
 from scheduling.simulation.simulator import Simulation, TimedEvent
 from scheduling.simulation.staging.applications import joined, runs_of
 from scheduling.simulation.staging.demand import demand_of, past_of
-from scheduling.simulation.staging.fleet import cluster_of, prices_of
+from scheduling.simulation.staging.fleet import cluster_of
 from scheduling.simulation.staging.problem import ScenarioProblem
-from scheduling.simulation.staging.requests import promise_of, requests_of
+from scheduling.simulation.staging.requests import requests_of
 from scheduling.simulation.staging.scaling import Scaled, scaled_of
 from scheduling.simulation.staging.timed_events import timed_events_of
 from scheduling.simulation.state.placing import Fork
@@ -47,15 +46,12 @@ class PastDemand(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A scenario ready to simulate, with the names of its measures."""
+    """A scenario ready to simulate."""
 
     cluster: Cluster
     requests: Requests
-    names: ResultNames
-    promises: tuple[Promise, ...]
-    interactive: tuple[bool, ...]
-    """Whether each SLO class is."""
-    prices: dict[str, Price]
+    tenants: list[str]
+    """By their number in requests."""
     left_out: int
     """Requests of the trace that are not simulated: without a prompt or an output, or too long and dropped."""
     clipped: int
@@ -89,40 +85,29 @@ class Stage:
         progress: Callable[[int, int], None] | None = None,
     ) -> Result:
         """Simulate it. *advisor* makes the plans that strategies follow; ValueError if one does and there is none."""
-        if self.scaled is None:
-            simulation = Simulation(
+        common: dict[str, Any] = {
+            "seed": self.seed, "sample_s": self.sample_s, "decisions": decisions, "state": self.state, "runs": self.runs,
+        }  # fmt: skip
+        if self.scaled is not None:
+            return run_strategy(
                 self.cluster,
                 self.requests,
-                seed=self.seed,
-                sample_s=self.sample_s,
-                decisions=decisions,
-                state=self.state,
-                runs=self.runs,
+                self.scaled.one,
+                bounds=self.scaled.bounds,
+                floor=self.scaled.floor,
+                advisor=advisor,
+                until_s=self.until_s,
+                progress=progress,
+                timed_events=self.timed_events,
+                interactive=[one.interactive for one in self.cluster.classes],
+                per_arrival=self.scaled.per_arrival,
+                control=self.control,
+                **common,
             )
-            tick_s = max(1.0, float(self.requests.arrival_s[-1]) / PROGRESS_STEPS)
-            swaps = self.swapping(simulation) if self.cluster.swap_groups() else None
-            return simulation.run(
-                swaps, LOOK_S if swaps else tick_s, self.until_s, progress, timed_events=self.timed_events
-            )
-        return run_strategy(
-            self.cluster,
-            self.requests,
-            self.scaled.one,
-            bounds=self.scaled.bounds,
-            floor=self.scaled.floor,
-            advisor=advisor,
-            seed=self.seed,
-            sample_s=self.sample_s,
-            decisions=decisions,
-            until_s=self.until_s,
-            progress=progress,
-            timed_events=self.timed_events,
-            state=self.state,
-            runs=self.runs,
-            interactive=self.interactive,
-            per_arrival=self.scaled.per_arrival,
-            control=self.control,
-        )
+        simulation = Simulation(self.cluster, self.requests, **common)
+        swaps = self.swapping(simulation) if self.cluster.swap_groups() else None
+        tick_s = LOOK_S if swaps else max(1.0, float(self.requests.arrival_s[-1]) / PROGRESS_STEPS)
+        return simulation.run(swaps, tick_s, self.until_s, progress, timed_events=self.timed_events)
 
 
 SOURCE = Path("scenario")
@@ -143,7 +128,7 @@ def stage(scenario: Scenario, path: Path = SOURCE, seed: int | None = None, work
 
 def _staged(scenario: Scenario, folder: Path, seed: int, given: Workload | None) -> Stage:
     cluster = cluster_of(scenario)
-    workload, clipped = demand_of(scenario, folder, seed, given)
+    workload, clipped = demand_of(scenario, cluster, folder, seed, given)
     drawn, run = runs_of(scenario, cluster, folder, seed), None
     if drawn is not None:
         workload, run = joined(workload, drawn)
@@ -152,12 +137,7 @@ def _staged(scenario: Scenario, folder: Path, seed: int, given: Workload | None)
     return Stage(
         cluster=cluster,
         requests=requests_of(scenario, cluster, workload, seed, run),
-        names=ResultNames(
-            cluster.models, cluster.regions, list(scenario.classes), workload.tenant.names, scenario.names
-        ),
-        promises=tuple(promise_of(one) for one in scenario.classes.values()),
-        interactive=tuple(one.kind == "interactive" for one in scenario.classes.values()),
-        prices=prices_of(scenario),
+        tenants=list(workload.tenant.names),
         left_out=workload.left_out,
         clipped=clipped + (drawn.clipped if drawn is not None else 0),
         scaled=scaled_of(scenario, cluster),
@@ -171,4 +151,5 @@ def _staged(scenario: Scenario, folder: Path, seed: int, given: Workload | None)
 
 def past_requests(scenario: Scenario, path: Path, staged: Stage) -> Requests:
     """Return the demand in whole weeks before the start of *staged*, for a forecaster to learn from."""
-    return requests_of(scenario, staged.cluster, past_of(scenario, path.parent, staged.seed), staged.seed)
+    cluster, seed = staged.cluster, staged.seed
+    return requests_of(scenario, cluster, past_of(scenario, cluster, path.parent, seed), seed)

@@ -135,14 +135,14 @@ def write(folder: Path, ran: Simulated) -> None:
 
 def write_requests(folder: Path, ran: Simulated) -> None:
     """Write a row for every request; where there is no latency the cell is empty."""
-    result, names = ran.result, ran.staged.names
+    result, cluster = ran.result, ran.result.cluster
     requests, outcomes = result.requests, result.outcomes
     columns: list[Any] = [
         requests.arrival_s,
-        np.array(names.models)[requests.model],
-        np.array(names.regions)[requests.region],
-        np.array(names.slo_classes)[requests.slo_class],
-        np.array(names.tenants)[requests.tenant],
+        np.array(cluster.models)[requests.model],
+        np.array(cluster.regions)[requests.region],
+        np.array([one.slo_class for one in cluster.classes])[requests.slo_class],
+        np.array(ran.staged.tenants)[requests.tenant],
         requests.prompt_tokens,
         result.output_tokens,
         np.array([outcome.name.lower() for outcome in Outcome])[outcomes["state"]],
