@@ -146,7 +146,7 @@ def cases(service: str, made: Setting, names: Sequence[str]) -> Iterator[experim
                 strategy = form()
                 bounds = Bounds(scene.min_instances, scene.max_instances)
                 hooks["scaled"] = Scaled(
-                    dict.fromkeys(scene.streams, strategy), dict.fromkeys(scene.streams, bounds), None
+                    {}, dict.fromkeys(scene.streams, strategy), dict.fromkeys(scene.streams, bounds), None
                 )
             if strategy.uses_advice:
                 hooks["advisor"] = made.planner(strategy.plans_for, USD_PER_HOUR)

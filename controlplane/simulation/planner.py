@@ -44,31 +44,33 @@ from scheduling.simulation.staging.timed_events import lost_at
 NO_STRATEGY = PlansFor()
 
 
-def planner_of(scenario: Scenario, path: Path, staged: Stage) -> SimulatedPlanner | None:
+def planner_of(staged: Stage) -> SimulatedPlanner | None:
     """Return the planner; None where no strategy follows plans. Raise ScenarioError for an unknown forecaster."""
-    forecasters = _forecasters(scenario, path, staged.cluster.endpoints)
+    scenario = staged.scenario
+    _check_forecasters(scenario, staged.path)
     if staged.scaled is None or not staged.scaled.one.uses_advice:
         return None
+    settings = staged.scaled.settings
     follows = {
-        key[0]: at_level(strategy.plans_for, scenario.at(key, "demand_level", scenario.planner))
+        key[0]: at_level(strategy.plans_for, settings[key].demand_level)
         for key, strategy in staged.scaled.strategies.items()
         if strategy.uses_advice
     }
     follows |= dict.fromkeys(set(staged.cluster.models) - set(follows), NO_STRATEGY)
-    whole = _fleet(scenario, staged, frozenset())
+    whole = _fleet(staged, frozenset())
 
     def fleet_at(now_s: float, views: Sequence[EndpointView]) -> Fleet:
         """Return the fleet without places whose machines are lost then."""
         lost = lost_at(scenario, staged.cluster, now_s)
-        return (_fleet(scenario, staged, lost) if lost else whole).with_instances(views)
+        return (_fleet(staged, lost) if lost else whole).with_instances(views)
 
     return SimulatedPlanner(
-        demand_at=_Expected(scenario, path, staged, forecasters, follows),
+        demand_at=_Expected(staged, settings, follows),
         fleet_at=fleet_at,
-        capability=capabilities(scenario, staged),
+        capability=capabilities(staged),
         follows=follows,
         settings=PlanSettings(scenario.planner.period_s, scenario.planner.epsilon, scenario.planner.time_limit_s),
-        due_shares={key[0]: _share(scenario, key) for key in reversed(staged.cluster.endpoints)},
+        due_shares={key[0]: settings[key].niw_share for key in reversed(staged.cluster.endpoints)},
         make=_plan,
     )
 
@@ -82,11 +84,8 @@ def _plan(*given: Any) -> FleetPlan:
     return plan
 
 
-def _forecasters(scenario: Scenario, path: Path, endpoints: Sequence[Endpoint]) -> dict[Endpoint, str]:
-    """Return the forecaster of each of *endpoints*. Raise ScenarioError for an unknown or unavailable one.
-
-    Where a bundle's is unavailable, the best stands in, as live.
-    """
+def _check_forecasters(scenario: Scenario, path: Path) -> None:
+    """Raise ScenarioError for an unknown or unavailable forecaster."""
     named: list[tuple[Key, str]] = [(("forecast", "forecaster"), scenario.forecast.forecaster)]
     named += [(("endpoints", at, "forecaster"), one.forecaster or "") for at, one in enumerate(scenario.endpoints)]
     for key, name in named:
@@ -94,25 +93,19 @@ def _forecasters(scenario: Scenario, path: Path, endpoints: Sequence[Endpoint]) 
             forecaster_named(name)
         except ValueError as error:
             raise wrong_at(path, text_of(path), key, str(error)) from error
-    return {key: usable(scenario.at(key, "forecaster", scenario.forecast)) for key in endpoints}
 
 
 class _Expected:
     """Expected demand at a time: forecasts of the interactive classes, the rate at which deferred work arrives."""
 
-    def __init__(
-        self,
-        scenario: Scenario,
-        path: Path,
-        staged: Stage,
-        forecasters: dict[Endpoint, str],
-        follows: dict[str, PlansFor],
-    ) -> None:
-        cluster, requests = staged.cluster, staged.requests
+    def __init__(self, staged: Stage, settings: dict[Endpoint, Any], follows: dict[str, PlansFor]) -> None:
+        scenario, cluster, requests = staged.scenario, staged.cluster, staged.requests
+        # Where a bundle's forecaster is unavailable, the best stands in, as live.
+        forecasters = {key: usable(own.forecaster) for key, own in settings.items()}
         self._endpoints, self._follows = cluster.endpoints, follows
         self._window_s = float(scenario.forecast.window_s)
         self._count = max(1, ceil(scenario.planner.horizon_s / self._window_s))
-        self._shares = [_share(scenario, key) for key in cluster.endpoints]
+        self._shares = [own.niw_share for own in settings.values()]
         deferred = (one.deadline_s for one in scenario.classes.values() if one.kind == "non_interactive")
         self._over_s = arrivals_over_s(filter(None, deferred))
         kinds = [one.kind for one in scenario.classes.values()]
@@ -129,7 +122,7 @@ class _Expected:
         self._seen = cached(asked.digest() + others.digest() + repr((self._shares, self._over_s)).encode())
         past = [np.zeros((len(cluster.endpoints), 0))] * 2
         if scenario.forecast.history_days and not {ORACLE, RECENT} >= set(forecasters.values()):
-            past = _past(scenario, path, staged, shown)
+            past = _past(staged, shown)
         refit_s = 3600 * scenario.forecast.refit_h
         self._series = [
             [
@@ -157,11 +150,6 @@ class _Expected:
         return seen
 
 
-def _share(scenario: Scenario, key: Endpoint) -> float:
-    """Return the share of deferred work that plans of endpoint *key* have room for."""
-    return float(scenario.at(key, "niw_share", scenario.planner))
-
-
 def _after(
     past: PastDemand, asked: DemandMinutes, others: DemandMinutes, window_s: float
 ) -> tuple[int, DemandMinutes, DemandMinutes]:
@@ -177,21 +165,21 @@ def _finite(band: Band) -> Band:
     return Band(*(values if np.isfinite(values).all() else np.nan_to_num(values) for values in band))
 
 
-def _past(scenario: Scenario, path: Path, staged: Stage, classes: list[int]) -> list[np.ndarray]:
+def _past(staged: Stage, classes: list[int]) -> list[np.ndarray]:
     """Return prompt and output tokens of the days before the start, as (endpoints, windows)."""
-    before = past_requests(scenario, path, staged)
-    minutes = 7 * 1440 * ceil(scenario.forecast.history_days / 7)
-    asked = DemandMinutes.of(staged.cluster, before, classes, minutes)
-    window_s = scenario.forecast.window_s
+    forecast = staged.scenario.forecast
+    minutes = 7 * 1440 * ceil(forecast.history_days / 7)
+    asked = DemandMinutes.of(staged.cluster, past_requests(staged), classes, minutes)
+    window_s = forecast.window_s
     windows = int(minutes * MINUTE_S // window_s)
-    kept = int(scenario.forecast.history_days * 86_400 // window_s)
+    kept = int(forecast.history_days * 86_400 // window_s)
     return [
         np.array([by_window(row, window_s, windows)[windows - kept :] for row in rows])
         for rows in (asked.prompt, asked.output)
     ]
 
 
-def _fleet(scenario: Scenario, staged: Stage, lost: Set[int]) -> Fleet:
+def _fleet(staged: Stage, lost: Set[int]) -> Fleet:
     """Return the places of instances by model, region and GPUs; an instance is one unit, shared by models on the same
     GPUs.
 

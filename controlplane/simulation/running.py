@@ -107,7 +107,7 @@ def simulate(
     Raises ScenarioError, ValueError, and RuntimeError if requests wait for ever.
     """
     staged = start or stage(scenario, path)
-    planner = planner_of(scenario, path, staged) if staged.advisor is None else None
+    planner = planner_of(staged) if staged.advisor is None else None
     began = time.monotonic()
     result = staged.run(advisor=staged.advisor or planner, progress=progress)
     took_s = time.monotonic() - began

@@ -110,7 +110,7 @@ def test_bursts_and_a_stricter_percentile_leave_less_of_an_instance(tmp_path: Pa
         path = example(tmp_path, "pilothouse", cv=cv)
         path.write_text(path.read_text().replace("ttft_ms = 2000", f"ttft_ms = 2000\npercentile = {percentile}"))
         scenario = load_scenario(path)
-        (able,) = capabilities(scenario, stage(scenario, path)).values()
+        (able,) = capabilities(stage(scenario, path)).values()
         assert able.source == SIMULATED
         return able.total_tokens_per_s * float(usable_instances(4, able.reserve, float(cv)))
 
@@ -169,7 +169,7 @@ def test_planners_do_not_count_on_what_is_lost(tmp_path: Path) -> None:
     text = path.read_text().replace('strategy = "reactive"', 'strategy = "lt_i"')
     path.write_text(text.replace("instances = 2\n", "instances = 2\nempty = 2\n", 1))
     scenario = load_scenario(path)
-    planned = planner.planner_of(scenario, path, stage(scenario, path))
+    planned = planner.planner_of(stage(scenario, path))
     assert planned is not None
 
     def most(now_s: float) -> dict[str, tuple[int, int]]:

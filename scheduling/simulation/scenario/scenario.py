@@ -113,16 +113,18 @@ class Scenario(ScenarioTable):
     def _marks(self, model: str, strategy: str) -> dict[str, Any]:
         return dict(self.models[model].marks.get(strategy, {})) if model in self.models else {}
 
+    def at(self, model: str, region: str) -> Any:
+        """Return every key of `[[endpoints]]` for *model* in *region*: of the last that gives it, else of all endpoints."""
+        values: dict[str, Any] = {}
+        for table in (self.scaled or ScalingOf(), self.forecast, self.planner):
+            values |= {name: value for name, value in table if name in EndpointOf.model_fields}
+        for _, one in self.of_endpoint(model, region):
+            values |= {name: value for name, value in one if value is not None}
+        return EndpointOf.model_construct(**values)
+
     def policy(self, model: str, region: str) -> EndpointPolicy:
         """Return the policy of the endpoint of *model* in *region*."""
-        table = self.policies
-        for _, one in self.of_endpoint(model, region):
-            given = {name: getattr(one, name) for name in EndpointPolicy.__struct_fields__}
-            table = table.model_copy(update={name: value for name, value in given.items() if value is not None})
-        policy: EndpointPolicy = table.policy()
+        given = self.at(model, region)
+        own = {name: value for name in EndpointPolicy.__struct_fields__ if (value := getattr(given, name)) is not None}
+        policy: EndpointPolicy = self.policies.model_copy(update=own).policy()
         return policy
-
-    def at(self, endpoint: tuple[str, str], name: str, usual: ScenarioTable) -> Any:
-        """Return *name* at *endpoint*: from the last of `[[endpoints]]` that gives it, else from the table *usual*."""
-        given = [value for _, one in self.of_endpoint(*endpoint) if (value := getattr(one, name)) is not None]
-        return given[-1] if given else getattr(usual, name)

@@ -145,13 +145,11 @@ def _suite_graph(name: str, served: _Served, count: int, known: str) -> KnownGra
     return _known_graph(name, SUITE[name].backends(served.model), _suite_records(name, count), [served], known)
 
 
-def runs_of(scenario: Scenario, cluster: Cluster, folder: Path, seed: int) -> RunCalls | None:
-    """Return the application runs of *scenario*; files are in *folder*. None without any.
+def runs_of(scenario: Scenario, cluster: Cluster, folder: Path, seed: int) -> RunCalls:
+    """Return the application runs of *scenario*; files are in *folder*.
 
     Raises ScenarioProblem, and TraceError for an invalid trace of arrivals.
     """
-    if not scenario.applications:
-        return None
     return _Drawing(scenario, cluster, folder, seed).drawn()
 
 

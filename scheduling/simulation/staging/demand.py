@@ -46,7 +46,7 @@ def demand_of(
         workload = _from_trace(scenario, folder, seed) if scenario.trace else _synthetic(scenario, folder, seed)
     if not len(workload) and not scenario.applications:
         raise ScenarioProblem((table,), "gives no requests")
-    return _fit_context(scenario, cluster, _without_output(scenario, _shared(scenario, workload, seed)), table)
+    return _fit_context(scenario, cluster, _without_output(cluster, _shared(scenario, workload, seed)), table)
 
 
 def _shared(scenario: Scenario, workload: Workload, seed: int) -> Workload:
@@ -68,14 +68,14 @@ def _shared(scenario: Scenario, workload: Workload, seed: int) -> Workload:
     return replace(workload, model=Coded(codes, models), asked=named)
 
 
-def _without_output(scenario: Scenario, workload: Workload) -> Workload:
+def _without_output(cluster: Cluster, workload: Workload) -> Workload:
     """Return *workload* with one token of output for each request to a model that pools, which ends its prefill.
 
     Of other models, requests without output are left out: they failed in the original system.
     """
-    if not scenario.pooling:
+    if not cluster.pooling:
         return workload
-    pooled = np.array([name in scenario.pooling for name in workload.model.names], bool)[workload.model.codes]
+    pooled = np.array([name in cluster.pooling for name in workload.model.names], bool)[workload.model.codes]
     kept = pooled | (workload.output_tokens > 0)
     predicted = workload.predicted_tokens
     whole = replace(
@@ -220,7 +220,7 @@ def past_of(scenario: Scenario, cluster: Cluster, folder: Path, seed: int) -> Wo
         }
     )
     past_seed = seed + PAST_SEED
-    workload = _without_output(quiet, _shared(quiet, _synthetic(quiet, folder, past_seed), past_seed))
+    workload = _without_output(cluster, _shared(quiet, _synthetic(quiet, folder, past_seed), past_seed))
     return _fit_context(quiet, cluster, workload, "clients")[0]
 
 

@@ -1,6 +1,7 @@
 """The fleet of a scenario, its policies and its classes, as a cluster."""
 
 from collections import Counter
+from collections.abc import Container, Sequence
 from math import inf
 from typing import Any, Final
 
@@ -31,34 +32,40 @@ def gpus_as_type(gpu: str, tensor_parallel: int) -> str:
 
 def cluster_of(scenario: Scenario) -> Cluster:
     """Return the fleet, its policies and its classes. Raise ScenarioProblem."""
-    instances = _instances(scenario)
+    names, pooling, regions, of_all = scenario.names, scenario.pooling, list(scenario.regions), scenario.policies
+    policies = {
+        (group.model, region): scenario.policy(group.model, region)
+        for group in scenario.fleet
+        for region in group.regions
+    }
+    promises = [_promise(one) for one in scenario.classes.values()]
+    instances = _instances(scenario, _engines(scenario, pooling))
     given_ms = {
         (origin, target): each_ms
         for origin, targets in scenario.latency_ms.items()
         for target, each_ms in targets.items()
     }
-    regions, policies = list(scenario.regions), scenario.policies
     return Cluster(
         instances,
         models=list(scenario.models),
-        names=scenario.names,
+        names=names,
         fallbacks={
             name: Fallback(model.fallback, model.fallback_wait_s)
             for name, model in scenario.models.items()
             if model.fallback
         },
-        pooling=scenario.pooling,
+        pooling=pooling,
         regions=regions,
         latency_s=[[latency_ms(given_ms, here, to, unknown_ms=0.0) / 1000 for to in regions] for here in regions],
-        policies={key: scenario.policy(*key) for key in dict.fromkeys((one.model, one.region) for one in instances)},
-        sweeps=policies.sweeps,
-        reordering=policies.reordering,
-        prewarming=policies.prewarming,
-        prewarm_k=policies.prewarm_k,
-        prewarm_share=policies.prewarm_share,
+        policies=policies,
+        sweeps=of_all.sweeps,
+        reordering=of_all.reordering,
+        prewarming=of_all.prewarming,
+        prewarm_k=of_all.prewarm_k,
+        prewarm_share=of_all.prewarm_share,
         backends={kind: WarmTerms(**one.model_dump()) for kind, one in scenario.backends.items()},
         delays=scenario.delays,
-        share_spot=policies.share_spot,
+        share_spot=of_all.share_spot,
         swap_memory_bytes={
             spec.sharing.group: memory.cpu_memory_gb * 1e9
             for spec in instances
@@ -69,14 +76,14 @@ def cluster_of(scenario: Scenario) -> Cluster:
                 )
             )
         },
-        promises=(promises := [_promise(one) for one in scenario.classes.values()]),
+        promises=promises,
         classes=[_terms(*each) for each in zip(scenario.classes.items(), promises, strict=True)],
-        max_hold_s=policies.max_hold_s,
+        max_hold_s=of_all.max_hold_s,
     )
 
 
-def _instances(scenario: Scenario) -> list[InstanceSpec]:
-    engines = _engines(scenario)
+def _instances(scenario: Scenario, engines: Sequence[EngineConfig]) -> list[InstanceSpec]:
+    """Return the instances of all groups of the fleet, whose *engines* they have."""
     # Ready instances have the first numbers of a model in a region, before the empty places of earlier groups.
     ready: Counter[EndpointKey] = Counter()
     rest = Counter({(group.model, region): 0 for group in scenario.fleet for region in group.regions})
@@ -112,7 +119,7 @@ def _instances(scenario: Scenario) -> list[InstanceSpec]:
     return instances
 
 
-def _engines(scenario: Scenario) -> list[EngineConfig]:
+def _engines(scenario: Scenario, pooling: Container[str]) -> list[EngineConfig]:
     """Return the engine of each group of the fleet."""
     profiles, front_ends = {}, {}
     for number, one in enumerate(scenario.profiles):
@@ -127,7 +134,6 @@ def _engines(scenario: Scenario) -> list[EngineConfig]:
             )
         except ValueError as error:
             raise ScenarioProblem(("profiles", number), str(error)) from error
-    pooling = scenario.pooling
     return [
         EngineConfig(
             max_num_seqs=group.max_num_seqs,

@@ -31,6 +31,9 @@ def requests_of(
         values = np.array(list(of_classes), dtype)
         return values[slo_class] if judges or np.unique(values).size > 1 else values[0].item()
 
+    held = _held(cluster, workload, slo_class)
+    holds_s = [hold_s(one.deadline_s, cluster.max_hold_s) for one in cluster.promises]
+    prefix_first, prefix_hashes = _prefixes(scenario, workload)
     requests = make_requests(
         workload.arrival_s,
         workload.prompt_tokens,
@@ -43,14 +46,14 @@ def requests_of(
         priority=column((one.priority for one in cluster.classes), np.int32),
         deadline_s=column(one.ttft_s for one in cluster.promises),
         end_s=column(one.end_s for one in cluster.promises),
-        hold_s=column(hold_s(one.deadline_s, cluster.max_hold_s) for one in cluster.promises),
+        hold_s=column(holds_s),
         judged=column((one.if_unreachable != ADMIT for one in cluster.classes), np.int8),
-        held=_held(cluster, workload, slo_class),
+        held=held,
         adapter=_adapters(scenario, workload, seed, run),
         run=-1 if run is None else run,
         asked=_asked(cluster, workload),
     )
-    return _with_prefixes(scenario, workload, requests)
+    return requests._replace(prefix_first=prefix_first, prefix_hashes=prefix_hashes)
 
 
 def _held(cluster: Cluster, workload: Workload, slo_class: NDArray[np.int16]) -> NDArray[np.int8] | int:
@@ -131,14 +134,14 @@ def _codes(column: Coded, names: Sequence[str]) -> np.ndarray[tuple[int, ...], n
     return np.array([list(names).index(name) for name in column.names], np.int16)[column.codes]
 
 
-def _with_prefixes(scenario: Scenario, workload: Workload, requests: Requests) -> Requests:
-    """Return *requests* with the trace's shared prefixes, in blocks of the engines that cache them."""
+def _prefixes(scenario: Scenario, workload: Workload) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return `Requests.prefix_first` and `prefix_hashes`: the trace's, in blocks of the engines that cache them."""
     sizes: dict[int, int] = {}
     for number, group in enumerate(scenario.fleet):
         if group.prefix_caching:
             sizes.setdefault(group.block_size_tokens, number)
     if workload.prefix_first is None or workload.prefix_hashes is None or not sizes:
-        return requests
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
     size, *others = sizes
     for other in others:
         what = f"is {other}, that of another group which caches prefixes {size}: the trace's prefixes need one size"
@@ -155,6 +158,4 @@ def _with_prefixes(scenario: Scenario, workload: Workload, requests: Requests) -
     first = np.concatenate(([0], np.cumsum(blocks))).astype(np.int64)
     within = np.arange(first[-1]) - np.repeat(first[:-1], blocks)
     source = np.repeat(workload.prefix_first[:-1], blocks) + within // per_hash
-    return requests._replace(
-        prefix_first=first, prefix_hashes=workload.prefix_hashes[source] * per_hash + within % per_hash
-    )
+    return first, workload.prefix_hashes[source] * per_hash + within % per_hash

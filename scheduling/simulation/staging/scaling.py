@@ -1,6 +1,7 @@
 """How a scenario's endpoints are scaled: their strategies, as one, and their bounds."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from scheduling.scaling import Assigned, ByEndpoint, Floor, Unified, make_strategy
 from scheduling.simulation.cluster.description import Cluster, EndpointKey
@@ -17,6 +18,8 @@ from scheduling.simulation.strategies import Bounds
 class Scaled:
     """Arguments of `run_strategy`."""
 
+    settings: dict[EndpointKey, Any]
+    """`Scenario.at` each endpoint."""
     strategies: dict[EndpointKey, ByEndpoint]
     bounds: dict[EndpointKey, Bounds]
     floor: dict[EndpointKey, Floor] | None
@@ -37,7 +40,10 @@ def scaled_of(scenario: Scenario, cluster: Cluster) -> Scaled | None:
     if scaling is None:
         return None
     made: dict[Key, ByEndpoint] = {}
-    strategies, bounds, floors = {}, {}, {}
+    settings = {key: scenario.at(*key) for key in cluster.endpoints}
+    bounds = {key: Bounds(own.min_instances, own.max_instances) for key, own in settings.items()}
+    floors = {key: Floor(own.floor_above, own.floor_cooldown_s) for key, own in settings.items()}
+    strategies: dict[EndpointKey, ByEndpoint] = {}
     followed: dict[str, str] = {}
     for key in cluster.endpoints:
         where, follows = _strategy_of(scenario, key)
@@ -45,9 +51,7 @@ def scaled_of(scenario: Scenario, cluster: Cluster) -> Scaled | None:
         if strategy.uses_advice and followed.setdefault(key[0], strategy.name) != strategy.name:
             what = f"{key[0]} follows plans for {followed[key[0]]} in another region: its regions are planned together"
             raise ScenarioProblem(where, what)
-        bounds[key] = Bounds(*(scenario.at(key, name, scaling) for name in ("min_instances", "max_instances")))
-        floors[key] = Floor(*(scenario.at(key, name, scaling) for name in ("floor_above", "floor_cooldown_s")))
-    return Scaled(strategies, bounds, floors if scaling.floor else None, scaling.per_arrival)
+    return Scaled(settings, strategies, bounds, floors if scaling.floor else None, scaling.per_arrival)
 
 
 def _strategy_of(scenario: Scenario, endpoint: EndpointKey) -> tuple[Key, ScalingOf | EndpointOf]:

@@ -48,6 +48,9 @@ class PastDemand(NamedTuple):
 class Stage:
     """A scenario ready to simulate."""
 
+    scenario: Scenario
+    path: Path
+    """Where it was read: files that it names are relative to its folder."""
     cluster: Cluster
     requests: Requests
     tenants: list[str]
@@ -121,20 +124,23 @@ def stage(scenario: Scenario, path: Path = SOURCE, seed: int | None = None, work
     trace cannot be read.
     """
     try:
-        return _staged(scenario, path.parent, scenario.seed if seed is None else seed, workload)
+        return _staged(scenario, path, scenario.seed if seed is None else seed, workload)
     except ScenarioProblem as problem:
         raise wrong_at(path, text_of(path), problem.key, str(problem)) from problem
 
 
-def _staged(scenario: Scenario, folder: Path, seed: int, given: Workload | None) -> Stage:
+def _staged(scenario: Scenario, path: Path, seed: int, given: Workload | None) -> Stage:
     cluster = cluster_of(scenario)
-    workload, clipped = demand_of(scenario, cluster, folder, seed, given)
-    drawn, run = runs_of(scenario, cluster, folder, seed), None
-    if drawn is not None:
+    workload, clipped = demand_of(scenario, cluster, path.parent, seed, given)
+    drawn, run = None, None
+    if scenario.applications:
+        drawn = runs_of(scenario, cluster, path.parent, seed)
         workload, run = joined(workload, drawn)
     until_s = inf if scenario.until_h is None else 3600 * scenario.until_h
     last_s = min(until_s, float(workload.arrival_s[-1]))
     return Stage(
+        scenario=scenario,
+        path=path,
         cluster=cluster,
         requests=requests_of(scenario, cluster, workload, seed, run),
         tenants=list(workload.tenant.names),
@@ -149,7 +155,7 @@ def _staged(scenario: Scenario, folder: Path, seed: int, given: Workload | None)
     )
 
 
-def past_requests(scenario: Scenario, path: Path, staged: Stage) -> Requests:
+def past_requests(staged: Stage) -> Requests:
     """Return the demand in whole weeks before the start of *staged*, for a forecaster to learn from."""
-    cluster, seed = staged.cluster, staged.seed
-    return requests_of(scenario, cluster, past_of(scenario, cluster, path.parent, seed), seed)
+    scenario, cluster, seed = staged.scenario, staged.cluster, staged.seed
+    return requests_of(scenario, cluster, past_of(scenario, cluster, staged.path.parent, seed), seed)

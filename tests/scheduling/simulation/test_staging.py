@@ -157,7 +157,7 @@ def test_a_bundle_gives_every_policy_of_its_models(tmp_path: Path, given: list[t
         assert made.scaled is not None
         assert made.scaled.strategies[key].name == "preserve"
         assert made.scaled.bounds[key] == Bounds(1, 4)
-        assert scenario.at(key, "forecaster", scenario.forecast) == "mlstm"
+        assert scenario.at(*key).forecaster == "mlstm"
 
 
 def test_keys_given_with_a_bundle_override_it(tmp_path: Path) -> None:
