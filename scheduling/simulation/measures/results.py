@@ -14,7 +14,6 @@ Only requests that ended well count in them; those that did not are counted, and
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -63,43 +62,6 @@ class Promise:
     @property
     def any(self) -> bool:
         return min(self.ttft_s, self.itl_s, self.end_s) < inf
-
-
-@dataclass(frozen=True)
-class Measures:
-    """Measures of one simulation as tidy tables (the last column is the value), each made when it is first read."""
-
-    result: "Result"
-    tenants: Sequence[str]
-    """By their number in requests."""
-
-    @cached_property
-    def requests(self) -> Table:
-        """Return by, group, measure, statistic, value: counts, latencies (s), attainment and throughput."""
-        return _requests(self.result, self.tenants)
-
-    @cached_property
-    def hours(self) -> Table:
-        """Return by (gpu_type, model), group, measure, value: hours in each state, instance-hours, dollars, spot, waste."""
-        return _hours(self.result)
-
-    @cached_property
-    def runs(self) -> Table:
-        """Return RUN_COLUMNS for all application runs and for each application; empty without any."""
-        table = Table(RUN_COLUMNS)
-        for name, row in runs_by_application(self.result).items():
-            table.add(name, *row.values())
-        return table
-
-    @cached_property
-    def counters(self) -> Table:
-        """Return counter, value: preemptions, evictions, swaps, scaling and so on."""
-        return Table(("counter", "value"), [(name, int(value)) for name, value in self.result.counters.items()])
-
-    @cached_property
-    def series(self) -> Table:
-        """Return one row for each sample and endpoint; empty unless the simulation kept a series."""
-        return _series(self.result)
 
 
 RUN_COLUMNS = ("application", "runs", "ended", "abandoned", "due", "in_time", "mean_s", "p50_s", "p95_s")
@@ -151,6 +113,11 @@ def runs_by_application(
     return rows
 
 
+def run_table(result: "Result") -> Table:
+    """Return RUN_COLUMNS for all application runs and for each application; empty without any."""
+    return Table(RUN_COLUMNS, [(name, *row.values()) for name, row in runs_by_application(result).items()])
+
+
 def latency_s(result: "Result", name: str) -> Floats:
     """Return the latency called *name* of every request; NaN where there is none."""
     outcomes = result.outcomes
@@ -191,7 +158,11 @@ def kept(result: "Result", promises: Sequence[Promise]) -> tuple[npt.NDArray[np.
     return judged, met
 
 
-def _requests(result: "Result", tenants: Sequence[str]) -> Table:
+def request_table(result: "Result", tenants: Sequence[str]) -> Table:
+    """Return by, group, measure, statistic, value: counts, latencies (s), attainment and throughput.
+
+    *tenants*: by their number in requests.
+    """
     table = Table(("by", "group", "measure", "statistic", "value"))
     groups = list(_groups(result, tenants))
     state = result.outcomes["state"]
@@ -259,7 +230,8 @@ def _groups(result: "Result", tenants: Sequence[str]) -> Iterator[tuple[str, str
                 yield by, group_names[group], order[end - counts[group] : end]
 
 
-def _hours(result: "Result") -> Table:
+def hour_table(result: "Result") -> Table:
+    """Return by (gpu_type, model), group, measure, value: hours in each state, instance-hours, dollars, spot, waste."""
     table = Table(("by", "group", "measure", "value"))
     hours = result.state_s / 3600
     instances = result.cluster.instances
@@ -284,7 +256,30 @@ def _hours(result: "Result") -> Table:
     return table
 
 
-def _series(result: "Result") -> Table:
+def move_table(result: "Result") -> Table:
+    """Return every move of instances that a strategy wanted."""
+    endpoints = result.cluster.endpoints
+    rows = [(one.time_s, *endpoints[one.endpoint], one.wanted, one.done, one.reason) for one in result.moves]
+    return Table(("time_s", "model", "region", "wanted", "done", "reason"), rows)
+
+
+def change_table(result: "Result") -> Table:
+    """Return every instance's states, in order of time: starts, drains, reclaims, failures, redeploys."""
+    cluster = result.cluster
+    rows = [
+        (float(time_s), cluster.instances[instance].name, *cluster.endpoints[endpoint], State(after).name.lower())
+        for time_s, instance, endpoint, _, after in result.changes.tolist()
+    ]
+    return Table(("time_s", "instance", "model", "region", "state"), rows)
+
+
+def counter_table(result: "Result") -> Table:
+    """Return counter, value: preemptions, evictions, swaps, scaling and so on."""
+    return Table(("counter", "value"), [(name, int(value)) for name, value in result.counters.items()])
+
+
+def series_table(result: "Result") -> Table:
+    """Return one row for each sample and endpoint; empty unless the simulation kept a series."""
     table = Table(("t_s", "model", "region", "waiting", "running", "ready", "kv_tokens", "kv_ratio"))
     series = result.series
     if series is None:

@@ -17,6 +17,8 @@ from scheduling.simulation.scenario.timed_events import FailureOf, RandomFailure
 
 BUNDLED: Final = -1
 """Replaces a number of `[[endpoints]]` for values of a bundle."""
+UNSCALED: Final = ScalingOf()
+"""Without `[scaling]` or a bundle, nothing follows these."""
 
 
 class Scenario(ScenarioTable):
@@ -78,7 +80,7 @@ class Scenario(ScenarioTable):
     def scaled(self) -> ScalingOf | None:
         """Return `[scaling]`, or its defaults if a bundle has a strategy; None if nothing scales."""
         bundled = self.policies.bundle or any(one.bundle for one in self.models.values())
-        return self.scaling or (ScalingOf() if bundled else None)
+        return self.scaling or (UNSCALED if bundled else None)
 
     def of_endpoint(self, model: str, region: str) -> list[tuple[int, EndpointOf]]:
         """Return the `[[endpoints]]` that apply to *model* in *region*, with their numbers; the last takes precedence.
@@ -116,7 +118,7 @@ class Scenario(ScenarioTable):
     def at(self, model: str, region: str) -> Any:
         """Return every key of `[[endpoints]]` for *model* in *region*: of the last that gives it, else of all endpoints."""
         values: dict[str, Any] = {}
-        for table in (self.scaled or ScalingOf(), self.forecast, self.planner):
+        for table in (self.scaled or UNSCALED, self.forecast, self.planner):
             values |= {name: value for name, value in table if name in EndpointOf.model_fields}
         for _, one in self.of_endpoint(model, region):
             values |= {name: value for name, value in one if value is not None}

@@ -32,13 +32,11 @@ def gpus_as_type(gpu: str, tensor_parallel: int) -> str:
 
 def cluster_of(scenario: Scenario) -> Cluster:
     """Return the fleet, its policies and its classes. Raise ScenarioProblem."""
+    keys = [(group.model, region) for group in scenario.fleet for region in group.regions]
+    policies = {key: scenario.policy(*key) for key in keys}
     names, pooling, regions, of_all = scenario.names, scenario.pooling, list(scenario.regions), scenario.policies
-    policies = {
-        (group.model, region): scenario.policy(group.model, region)
-        for group in scenario.fleet
-        for region in group.regions
-    }
     promises = [_promise(one) for one in scenario.classes.values()]
+    classes = [_terms(*each) for each in zip(scenario.classes.items(), promises, strict=True)]
     instances = _instances(scenario, _engines(scenario, pooling))
     given_ms = {
         (origin, target): each_ms
@@ -77,7 +75,7 @@ def cluster_of(scenario: Scenario) -> Cluster:
             )
         },
         promises=promises,
-        classes=[_terms(*each) for each in zip(scenario.classes.items(), promises, strict=True)],
+        classes=classes,
         max_hold_s=of_all.max_hold_s,
     )
 

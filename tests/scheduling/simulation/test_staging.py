@@ -11,7 +11,7 @@ from scheduling.lookahead.rule import LookAheadRule
 from scheduling.routing.models import Fallback
 from scheduling.scaling import Floor
 from scheduling.simulation.cluster.world import Outcome, State
-from scheduling.simulation.measures.results import Measures
+from scheduling.simulation.measures.results import request_table
 from scheduling.simulation.scenario import ScenarioError, load_scenario
 from scheduling.simulation.scenario.file import check_scenario
 from scheduling.simulation.simulator import Simulation
@@ -384,7 +384,7 @@ def test_requests_for_a_public_name_are_shared_by_weight(tmp_path: Path) -> None
     made = staged(tmp_path, text)
     share = float(np.mean(np.array(made.cluster.models)[made.requests.model] == "n"))
     assert made.requests.count > 1000
-    counted = Measures(made.run(), made.tenants).requests.rows
+    counted = request_table(made.run(), made.tenants).rows
     asked = {(by, group): value for by, group, name, _, value in counted if name == "requests" and by != "tenant"}
     assert asked["asked_model", "chat"] == asked["model_rule", "weights"] == asked["all", "all"]
     assert asked["model", "n"] == round(share * made.requests.count)
@@ -410,7 +410,7 @@ def test_a_model_has_a_fallback_and_its_contradictions_are_named(tmp_path: Path)
     result = made.run()
     counted = {
         (by, group): value
-        for by, group, name, _, value in Measures(result, made.tenants).requests.rows
+        for by, group, name, _, value in request_table(result, made.tenants).rows
         if name == "requests"
     }
     assert counted["asked_model", "m"] == made.requests.count

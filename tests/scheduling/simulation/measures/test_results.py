@@ -14,9 +14,12 @@ from scheduling.simulation.measures.results import (
     LATENCIES,
     PERCENTILES,
     STATISTICS,
-    Measures,
     Promise,
+    counter_table,
+    hour_table,
     latency_s,
+    request_table,
+    series_table,
     statistics,
 )
 from scheduling.simulation.result import Result
@@ -83,7 +86,7 @@ def test_latencies_are_what_they_are_called() -> None:
 
 
 def test_requests_by_group() -> None:
-    table = Measures(result(FOUR), TENANTS).requests
+    table = request_table(result(FOUR), TENANTS)
     assert table.value(by="all", measure="requests") == 4
     assert table.value(by="all", measure="done") == 3
     assert table.value(by="model", group="bloom", measure="done") == 1
@@ -101,19 +104,19 @@ def test_requests_by_group() -> None:
 
 def test_promises_are_kept_by_those_that_end_in_time() -> None:
     promises = [Promise(ttft_s=1.5, itl_s=0.5), Promise()]
-    table = Measures(result(FOUR, promises), TENANTS).requests
+    table = request_table(result(FOUR, promises), TENANTS)
     # Three of the class: the first keeps both, the third is late, the fourth failed.
     assert table.value(by="slo_class", group="iw", measure="slo_attainment") == pytest.approx(1 / 3)
     assert table.value(by="all", measure="slo_attainment") == pytest.approx(1 / 3)
     assert not table.select(by="slo_class", group="niw", measure="slo_attainment").rows
-    by_deadline = Measures(result(FOUR, [Promise(), Promise(deadline_s=1.0)]), TENANTS).requests
+    by_deadline = request_table(result(FOUR, [Promise(), Promise(deadline_s=1.0)]), TENANTS)
     assert by_deadline.value(by="slo_class", group="niw", measure="slo_attainment") == 1.0
-    sooner = Measures(result(FOUR, [Promise(), Promise(e2e_s=5.0, deadline_s=0.9)]), TENANTS).requests
+    sooner = request_table(result(FOUR, [Promise(), Promise(e2e_s=5.0, deadline_s=0.9)]), TENANTS)
     assert sooner.value(by="slo_class", group="niw", measure="slo_attainment") == 0.0
 
 
 def test_hours_and_dollars() -> None:
-    table = Measures(result(FOUR), TENANTS).hours
+    table = hour_table(result(FOUR))
     assert table.value(by="gpu_type", group="h100", measure="ready_h") == 1.0
     assert table.value(by="gpu_type", group="h100", measure="instance_h") == 1.25
     assert table.value(by="gpu_type", group="h100", measure="donated_h") == 0.5
@@ -129,20 +132,20 @@ def test_series_by_endpoint() -> None:
         name: np.array([[1, 2], [3, 4]]) for name in ("waiting", "running", "kv_tokens", "kv_capacity_tokens", "ready")
     }
     series["kv_capacity_tokens"] = np.array([[10, 0], [6, 8]])
-    rows = Measures(result(FOUR, series={"t_s": np.array([0.0, 60.0]), **series}), TENANTS).series.as_dicts()
+    rows = series_table(result(FOUR, series={"t_s": np.array([0.0, 60.0]), **series})).as_dicts()
     assert [(row["t_s"], row["model"], row["kv_ratio"]) for row in rows] == [
         (0.0, "llama", 0.1), (0.0, "bloom", 0.0), (60.0, "llama", 0.5), (60.0, "bloom", 0.5),
     ]  # fmt: skip
 
 
 def test_counters() -> None:
-    assert Measures(result(FOUR), TENANTS).counters.value(counter="preemptions") == 3
+    assert counter_table(result(FOUR)).value(counter="preemptions") == 3
 
 
 def test_nothing_done_is_not_a_number_and_no_requests_are_no_rows() -> None:
-    table = Measures(result(FOUR[3:]), TENANTS).requests
+    table = request_table(result(FOUR[3:]), TENANTS)
     assert np.isnan(table.value(by="all", measure="ttft_s", statistic="p95"))
-    empty = Measures(result([], [Promise(ttft_s=1.0)] * 2), TENANTS).requests
+    empty = request_table(result([], [Promise(ttft_s=1.0)] * 2), TENANTS)
     assert empty.value(by="all", measure="requests") == 0
 
 
