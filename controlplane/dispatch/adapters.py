@@ -18,7 +18,10 @@ class Adapters(Stage):
         self.tiers: Counter[str] = Counter()
         """Requests with an adapter, by where it was: a name of `routing.adapters.TIERS`."""
 
-    def candidates(self, asked: port.Submit, endpoints: NDArray[np.int32]) -> NDArray[np.int32]:
+    def is_wanted(self) -> bool:
+        return any(endpoint.spec.max_loras for endpoint in self.topology.endpoints)
+
+    def candidates(self, asked: port.Asked, endpoints: NDArray[np.int32]) -> NDArray[np.int32]:
         if not asked.adapter:
             return endpoints
         topology = self.topology
@@ -26,7 +29,7 @@ class Adapters(Stage):
 
     def admit(self, arrival: Arrival) -> port.Refused | None:
         endpoint = arrival.endpoint
-        if not arrival.asked.adapter or arrival.own is None or arrival.held:
+        if not arrival.asked.adapter or arrival.own is None or arrival.hold:
             return None
         return None if endpoint is not None and self.topology.serves_adapters(endpoint) else no_adapters(arrival.asked)
 
@@ -48,7 +51,7 @@ class Adapters(Stage):
             end_use(self.topology.fleet, request.replica.slot, request.adapter)
 
 
-def no_adapters(asked: port.Submit) -> port.Refused:
+def no_adapters(asked: port.Asked) -> port.Refused:
     return port.Refused(
         asked.number,
         503,

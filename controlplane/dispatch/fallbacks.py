@@ -3,9 +3,10 @@
 from msgspec.structs import replace
 
 from controlplane.dispatch import port
+from controlplane.dispatch.core import Core
 from controlplane.dispatch.live_fleet.topology import Endpoint, Request
 from controlplane.dispatch.placement import Placement
-from controlplane.dispatch.stages import MAX_ATTEMPTS, Arrival, Core, Retry, Stage
+from controlplane.dispatch.stages import MAX_ATTEMPTS, Arrival, Retry, Stage
 from controlplane.dispatch.waiting_queue import WaitingQueue
 from controlplane.dispatch.waits import Waits
 from scheduling.routing.models import ModelRule, fallback_rule
@@ -21,9 +22,12 @@ class Fallbacks(Stage):
     def __init__(self, core: Core, queue: WaitingQueue, placement: Placement, waits: Waits) -> None:
         self.core, self.queue, self.placement, self.waits = core, queue, placement, waits
 
+    def is_wanted(self) -> bool:
+        return any(model.fallback for model in self.core.topology.models.values())
+
     def admit(self, arrival: Arrival) -> None:
         asked, endpoint = arrival.asked, arrival.endpoint
-        if not asked.fallback or arrival.on_spot or arrival.held:
+        if not asked.fallback or arrival.on_spot or arrival.hold:
             return
         full = endpoint is not None and endpoint.spec.policy.is_full(self.queue.count(endpoint))
         if (fallback := self._choose(asked, full=full)) is not None:
@@ -58,7 +62,7 @@ class Fallbacks(Stage):
         if endpoint is not None:
             self._queue(request, endpoint, ModelRule.FAILURE)
 
-    def _endpoint(self, asked: port.Submit) -> Endpoint | None:
+    def _endpoint(self, asked: port.Asked) -> Endpoint | None:
         """Return the endpoint of the fallback of *asked* that serves now and has room in its queue; None without."""
         core = self.core
         endpoint = self.placement.serving(core.topology.candidates(asked.fallback, asked.region))
@@ -66,7 +70,7 @@ class Fallbacks(Stage):
         return None if full else endpoint
 
     def _choose(
-        self, asked: port.Submit, wait_s: float = 0.0, *, full: bool = False
+        self, asked: port.Asked, wait_s: float = 0.0, *, full: bool = False
     ) -> tuple[Endpoint, ModelRule] | None:
         """Return the endpoint of the fallback of *asked* and the rule by which that serves it; None while it does not.
 
@@ -84,7 +88,7 @@ class Fallbacks(Stage):
         )
         return None if rule is None else (endpoint, rule)
 
-    def _served_by(self, asked: port.Submit, endpoint: Endpoint, rule: ModelRule) -> port.Submit:
+    def _served_by(self, asked: port.Asked, endpoint: Endpoint, rule: ModelRule) -> port.Asked:
         """Notify the gateway that *endpoint* serves *asked* by *rule*; return it as a request of that model."""
         words = f"Served by {endpoint.model}, the fallback of {asked.model}: {WHY[rule]}."
         asked = replace(
@@ -109,6 +113,7 @@ class Fallbacks(Stage):
         request.predicted_tokens, request.estimate = core.possible(request.asked), None
         request.failed_before, request.failed_at = request.attempts - request.evictions, []
         request.output_tokens, request.evicting_s = 0, None
+        core.table.write(request)
         self.queue.add(request, endpoint)
         self.placement.pump(endpoint)
         if request.slot >= 0:

@@ -1,30 +1,21 @@
 """Requests of non-interactive classes, held by model until the queue manager releases them to an endpoint.
 
-The rules are `scheduling.queueing.held_work`; this is its live form: signals from the live fleet, requests by number, and
-what pages and callers are shown.
+The rules are `scheduling.control.holding`; here requests are held as they arrive, and callers and pages see them.
 """
 
 import math
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
-
-from msgspec.structs import replace
+from collections import Counter, defaultdict
+from typing import Final, NamedTuple
 
 from controlplane.dispatch import port
-from controlplane.dispatch.live_fleet.topology import Endpoint, Request, Topology
+from controlplane.dispatch.fleet import LiveFleet
+from controlplane.dispatch.live_fleet.topology import Request
 from controlplane.dispatch.stages import Arrival, Stage
-from controlplane.dispatch.waiting_queue import WaitingQueue
-from scheduling.fleet.carried import mean_given
-from scheduling.fleet.profile import USUAL
+from scheduling.control.holding import Holding
 from scheduling.planning.capacity import must_run
-from scheduling.queueing.held_work import Held, HeldWork, Release, Signal, service_s
-from scheduling.queueing.ordering import hold_s
 from scheduling.queueing.release_rule import AT_ONCE
 
-SHOWN_RELEASES: Final = 50
 SIGNAL_EVERY_S: Final = 1.0
-SPOT: Final = "A donated instance has room"
 
 
 class HeldEstimate(NamedTuple):
@@ -38,192 +29,85 @@ class HeldEstimate(NamedTuple):
     reason: str
 
 
-class Holding(Stage):
-    """*spot_with_room*: donated instances a request may go to; *enqueue* queues a released one, *expire* ends one
-    whose hold is over, or holds it again."""
-
-    def __init__(
-        self,
-        topology: Topology,
-        queue: WaitingQueue,
-        clock: Callable[[], float],
-        *,
-        spot_with_room: Callable[[port.Submit], Endpoint | None],
-        enqueue: Callable[[Request, Endpoint], None],
-        expire: Callable[[Request], None],
-        deliver: port.Deliver,
-    ) -> None:
-        self.topology, self.queue, self.clock, self.deliver = topology, queue, clock, deliver
-        self.work = HeldWork()
-        self.signals: list[Signal] = []
-        """As of the last look."""
-        self.released: deque[tuple[float, Release]] = deque(maxlen=SHOWN_RELEASES)
-        """The last releases, oldest first, with their moments."""
+class HeldRequests(Stage):
+    def __init__(self, fleet: LiveFleet, deliver: port.Deliver) -> None:
+        self.fleet, self.deliver = fleet, deliver
+        self.control = Holding(fleet)
+        self.work = self.control.work
         self.by_tenant: Counter[tuple[int, str]] = Counter()
         """Held requests by (tenant, model)."""
-        self._requests: dict[int, Request] = {}
-        self.looked_s = clock()
-        """Last look."""
-        self._spot_with_room, self._enqueue, self._expire = spot_with_room, enqueue, expire
+        self._requests: dict[int, Request] = {}  # by row
+        self.acted_s = fleet.now_s
+        """Last call of `release_due`."""
         self._signals_s = -math.inf
+
+    def is_wanted(self) -> bool:
+        return any(endpoint.policy.niw.by != AT_ONCE for endpoint in self.fleet.endpoints)
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    def holds(self, asked: port.Submit) -> bool:
+    def holds(self, asked: port.Asked) -> bool:
         """Whether requests such as *asked* are held."""
-        if asked.interactive:
-            return False
-        rule = self._rule(asked.model)
-        return rule is not None and rule.by != AT_ONCE
-
-    def _rule(self, model: str) -> Any:
-        """Return the release rule of *model*: that of its first endpoint, None without any."""
-        endpoint = next((one for one in self.topology.endpoints if one.model == model), None)
-        return endpoint.spec.policy.niw if endpoint is not None else None
+        return not asked.interactive and self.control.holds(asked.model)
 
     def hold(self, request: Request) -> None:
         """Hold *request*, which would wait at its endpoint."""
-        self.work.follow(request.asked.model, self._rule(request.asked.model))
         self.hold_until(request)
-        own_region, request.own_region = request.own_region, ""
+        number, own_region, request.own_region = request.asked.number, request.own_region, ""
+        reason = self.reason(request.asked.model)
         self.deliver(
-            port.Held(
-                request.asked.number,
-                request.endpoint.region,
-                request.predicted_tokens,
-                self.reason(request.asked.model),
-                own_region=own_region,
-            )
+            port.Held(number, request.endpoint.region, request.predicted_tokens, reason, own_region=own_region)
         )
 
     def hold_until(self, request: Request, until_s: float | None = None) -> None:
         """Hold *request* until *until_s* at the most; None: as long as its class, its model or its caller say."""
         asked = request.asked
-        held_s = hold_s(
-            math.inf if asked.deadline_s is None else asked.deadline_s, request.endpoint.spec.tuned.MAX_HOLD_S
-        )
-        most_s = held_s if asked.max_wait_s is None else min(held_s, asked.max_wait_s)
-        end_s = math.inf if asked.end_s is None else asked.end_s
-        profile = request.endpoint.spec.profile
-        self.work.hold(
-            Held(
-                number=asked.number,
-                model=asked.model,
-                arrived_s=asked.arrived_s - asked.age_s,
-                due_s=asked.arrived_s + min(end_s, held_s),
-                expires_s=asked.arrived_s + most_s if until_s is None else until_s,
-                service_s=service_s(profile, asked.prompt_tokens, request.predicted_tokens),
-                tokens=asked.prompt_tokens + request.predicted_tokens,
-                opportunistic=asked.opportunistic,
-            )
-        )
-        self._requests[asked.number] = request
-        self.by_tenant[asked.tenant_id, asked.model] += 1
+        if until_s is None and asked.max_wait_s is not None:
+            until_s = asked.arrived_s + min(float(self.fleet.requests.hold_s[request.row]), asked.max_wait_s)
+        self.control.hold(request.row, request.endpoint, until_s)
+        if request.row not in self._requests:
+            self._requests[request.row] = request
+            self.by_tenant[asked.tenant_id, asked.model] += 1
 
     def admit(self, arrival: Arrival) -> None:
         if not arrival.on_spot and arrival.own is not None and self.holds(arrival.asked):
-            arrival.endpoint, arrival.held = arrival.own, True
+            arrival.endpoint, arrival.hold = arrival.own, self.hold
+
+    def queued(self, request: Request) -> None:
+        """Forget *request*, which is released."""
+        if self._requests:
+            self._forget(request)
 
     def withdrawn(self, request: Request) -> None:
-        """Forget a request that is held."""
-        if self._requests and self.work.drop(request.asked.number):
-            self._forget(request.asked.number)
+        if self._requests:
+            self.work.drop(request.row)
+            self._forget(request)
 
-    def _forget(self, number: int) -> Request:
-        request = self._requests.pop(number)
-        self.by_tenant[request.asked.tenant_id, request.asked.model] -= 1
-        return request
+    def _forget(self, request: Request) -> None:
+        if self._requests.pop(request.row, None) is not None:
+            self.by_tenant[request.asked.tenant_id, request.asked.model] -= 1
 
-    def look(self) -> None:
+    def release_due(self) -> None:
         """Release what the endpoints have room for, and give up what is too late. Call every `held_work.LOOK_S`."""
-        now_s = self.looked_s = self.clock()
-        if not self._requests:
-            return
-        for number in self.work.expired(now_s):
-            self._expire(self._forget(number))
-        for model in {one.model for one in self.topology.endpoints}:
-            self.work.follow(model, self._rule(model))
-        self.read_signals()
-        for release in self.work.pull(self.signals, now_s):
-            endpoint = self.topology.endpoint(release.model, release.region)
-            assert endpoint is not None  # it sent the signal
-            self._release(release, endpoint, now_s)
-        self._fill_spot(now_s)
-
-    def _release(self, release: Release, endpoint: Endpoint, now_s: float) -> None:
-        self.released.append((now_s, release))
-        request = self._forget(release.number)
-        request.asked = replace(request.asked, priority=release.priority and max(1, request.asked.priority))
-        request.release = {
-            "why": release.why,
-            "use": None if math.isinf(release.use) else round(release.use, 4),
-            "held_s": round(release.held_s, 3),
-            "priority": request.asked.priority,
-        }
-        request.released_s = now_s
-        self._enqueue(request, endpoint)
-
-    def _fill_spot(self, now_s: float) -> None:
-        """Give held requests to donated instances, for as long as these have room."""
-        for model in [name for name, count in self.work.waiting.items() if count]:
-            for held, endpoint in self.work.to_spot(
-                model, lambda number: self._spot_with_room(self._requests[number].asked)
-            ):
-                asked = self._requests[held.number].asked
-                held_s = now_s - asked.arrived_s
-                release = Release(held.number, model, endpoint.region, asked.priority, SPOT, math.inf, held_s)
-                self._release(release, endpoint, now_s)
+        self.acted_s = self.fleet.now_s
+        self.control.release_due()
 
     def read_signals(self) -> None:
         """Read the signal of every endpoint that gets requests."""
-        self.signals, self._signals_s = list(self._read_signals()), self.clock()
-
-    def _read_signals(self) -> Iterator[Signal]:
-        topology = self.topology
-        fleet = topology.fleet
-        accepting: dict[int, list[Any]] = {}
-        for replica in topology.replicas.values():
-            if fleet.accepting[replica.slot]:
-                accepting.setdefault(replica.endpoint.index, []).append(replica)
-        for endpoint in topology.endpoints:
-            if not topology.serves(endpoint):
-                continue
-            replicas, waiting = accepting.get(endpoint.index, []), self.queue.of(endpoint)
-            interactive, other = Counter[str](), Counter[str]()
-            for request in (*waiting, *(one for replica in replicas for one in replica.requests)):
-                counted = interactive if request.asked.interactive else other
-                counted["tokens"] += request.expected_tokens
-                counted["requests"] += request.asked.sequences
-            prompt_tokens, output_tokens = mean_given(fleet, [one.slot for one in replicas])
-            yield Signal(
-                model=endpoint.model,
-                region=endpoint.region,
-                capacity_tokens=sum(int(fleet.kv_capacity_tokens[one.slot]) for one in replicas),
-                sequences=sum(topology.at_once(one) for one in replicas),
-                interactive_tokens=interactive["tokens"],
-                interactive_requests=interactive["requests"],
-                other_tokens=other["tokens"],
-                other_requests=other["requests"],
-                waiting=len(waiting),
-                instances=len(replicas),
-                prompt_tokens=prompt_tokens,
-                output_tokens=output_tokens,
-                profile=None if endpoint.spec.profile == USUAL else endpoint.spec.profile,
-                front_end=endpoint.spec.front_end,
-            )
+        self.control.read_signals()
+        self._signals_s = self.fleet.now_s
 
     def reason(self, model: str) -> str:
         """Return why requests of *model* are held."""
-        if not self.signals or self.clock() - self._signals_s >= SIGNAL_EVERY_S:
+        if self.fleet.now_s - self._signals_s >= SIGNAL_EVERY_S:
             self.read_signals()
-        return self.work.reason(self.signals, model, self.clock())
+        return self.control.reason(model)
 
     def of_unserved(self) -> list[Request]:
         """Return the held requests of models that no deployment serves any longer."""
-        gone = {
-            name for name, count in self.work.waiting.items() if count and not self.topology.candidates(name, "").size
-        }
+        candidates = self.fleet.topology.candidates
+        gone = {name for name, count in self.work.waiting.items() if count and not candidates(name, "").size}
         return [one for one in self._requests.values() if one.asked.model in gone] if gone else []
 
     def requests(self) -> list[Request]:
@@ -234,13 +118,13 @@ class Holding(Stage):
         """Return what waits by model, as `planning.plans.waiting.Waiting`: requests that are held or queued, tokens
         of held and announced work, the rate that they need, and tokens of queued requests. Opportunistic work is left out.
         """
-        now_s, queued = self.clock(), defaultdict[str, list[int]](list)
-        for endpoint in self.topology.endpoints:
-            for request in self.queue.of(endpoint):
+        now_s, queued, endpoints = self.fleet.now_s, defaultdict[str, list[int]](list), self.fleet.endpoints
+        for endpoint in endpoints:
+            for request in self.fleet.waiting_queue.of(endpoint):
                 if not request.asked.opportunistic:
                     queued[endpoint.model].append(request.expected_tokens)
         work = {}
-        for model in {one.model for one in self.topology.endpoints}:
+        for model in {one.model for one in endpoints}:
             due, waits = self.work.due(model), queued[model]
             if due or waits:
                 tokens = sum(tokens for _, tokens in due)
@@ -250,7 +134,7 @@ class Holding(Stage):
 
     def estimates(self, most: int) -> list[HeldEstimate]:
         """Return the first *most* held requests of each model, in the order in which they leave."""
-        now_s, rows = self.clock(), []
+        now_s, rows = self.fleet.now_s, []
         for model in [name for name, count in self.work.waiting.items() if count]:
             reason = self.reason(model)
             for position, held in enumerate(self.work.first(model, most), 1):

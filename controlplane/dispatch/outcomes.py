@@ -65,7 +65,7 @@ class Outcomes(Stage):
         replica.request_ended_s = now_s
         replica.endpoint.finished_s.append(now_s)
         replica.round_trip.request_ended(now_s - request.placed_s)
-        note_end(self.topology.fleet, replica.slot, self.queue.moment_s)
+        note_end(self.topology.fleet, replica.slot, self.queue.clock())
 
     def sweep(self) -> None:
         """Half-open the circuit breakers whose time is over."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from controlplane.dispatch import kernels
 from controlplane.dispatch.adapters import trace_of_adapter
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request, Topology
-from controlplane.dispatch.port import ESTIMATE, KV_EVENTS, Deliver, Placed, Refused, Submit
+from controlplane.dispatch.port import ESTIMATE, KV_EVENTS, Asked, Deliver, Placed, Refused
 from controlplane.dispatch.prompt_blocks import PromptBlocks
 from controlplane.dispatch.runs import trace_of
 from controlplane.dispatch.token_accounts import TokenAccounts
@@ -140,7 +140,7 @@ class Placement:
     def _pull(self, endpoint: Endpoint) -> tuple[int, int, str]:
         """Return the slot that an instance of *endpoint* pulls from its virtual queue, the instance, and the reason."""
         topology, queue = self.topology, self.queue
-        now_s = queue.moment_s
+        now_s = queue.clock()
         slot, instance = kernels.pull(topology.fleet, topology.arrays, queue.arrays, endpoint.index, now_s)
         if slot < 0:
             return -1, -1, ""
@@ -328,7 +328,7 @@ def _because(name: str, chosen: str, seen: list[dict[str, object]], *, in_second
     return f"{what}, {form.format(mine)}; next is {next_name} with {form.format(next_score)}."
 
 
-def none_serves(asked: Submit) -> Refused:
+def none_serves(asked: Asked) -> Refused:
     return Refused(
         asked.number,
         503,

@@ -1,6 +1,6 @@
 """Records between the HTTP side and the decision side, all serializable.
 
-The gateway sends `Submit`, `Progress`, `Prefix`, `Finished`, `Left` and `Backlog`; the dispatcher answers with `Held`,
+The gateway sends `Asked`, `Advanced`, `Prefix`, `Finished`, `Left` and `Backlog`; the dispatcher answers with `Held`,
 `Queued`, `Rerouted`, `Waiting`, `Admission`, `Placed`, `PrefixWanted`, `Refused`, `Evict` and `Lost`, says with `FellBack`
 that the fallback of its model serves it, asks for adapters with `Warm` and for system prompts with `WarmPrefix`, which
 `PrefixWarmed` answers, and lists the available models in `ServedModels`. A request is identified by its *number*, unique
@@ -46,7 +46,7 @@ class Record(Struct, frozen=True, gc=False):
 # From the gateway
 
 
-class Submit(Record, frozen=True):
+class Asked(Record, frozen=True):
     """A request to be queued and placed."""
 
     number: int
@@ -99,7 +99,7 @@ class Submit(Record, frozen=True):
         return min(math.inf if self.due_s is None else self.due_s, math.inf if self.end_s is None else self.end_s)
 
 
-class Progress(Record, frozen=True):
+class Advanced(Record, frozen=True):
     """Progress of many streams: never a record for one token."""
 
     tokens: tuple[tuple[int, int], ...] = ()
@@ -109,7 +109,7 @@ class Progress(Record, frozen=True):
 
 
 class Prefix(Record, frozen=True):
-    """Prefix hashes of a request whose `Submit` had none."""
+    """Prefix hashes of a request whose `Asked` had none."""
 
     number: int
     hashes: tuple[int, ...]  # of its leading blocks
@@ -331,12 +331,12 @@ class ServedModel(Record, frozen=True):
     context_tokens: int
     created_at: int
     has_endpoint: bool  # it is or was served somewhere
-    by_prefix: bool  # some router considers the start of prompts: `Submit.prefix_hashes` is wanted
+    by_prefix: bool  # some router considers the start of prompts: `Asked.prefix_hashes` is wanted
     task: str = "generate"  # `scheduling.model_task.Task`
     base: str = ""  # of a LoRA adapter: the model that it adapts
     fallback: str = ""  # model that serves its requests where it does not; "" for none
     fallback_wait_s: float | None = None  # longest wait for it before that; None: however long
-    tokenizer: Tokenizer | None = None  # `Submit.token_blocks` are wanted; None: they are not
+    tokenizer: Tokenizer | None = None  # `Asked.token_blocks` are wanted; None: they are not
     tenant_id: int = 0  # of an adapter that is this tenant's alone; 0: of all
 
 
@@ -355,7 +355,7 @@ class ServedModels(Record, frozen=True):
     targets: tuple[WeightedTargets, ...] = ()
 
 
-FromGateway = Submit | Progress | Prefix | Finished | Left | Backlog | PrefixWarmed
+FromGateway = Asked | Advanced | Prefix | Finished | Left | Backlog | PrefixWarmed
 OfRequest = Held | Queued | Rerouted | FellBack | Waiting | Admission | Placed | PrefixWanted | Refused | Evict | Lost
 FromDispatcher = OfRequest | ServedModels | Warm | WarmPrefix
 Send = Callable[[FromGateway], None]

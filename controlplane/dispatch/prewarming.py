@@ -334,6 +334,6 @@ def _by_prefix(endpoint: Endpoint) -> bool:
     return POLICY_CODES[endpoint.spec.policy.routing] == LEAST_DELAY
 
 
-def _prefix(asked: port.Submit) -> int:
+def _prefix(asked: port.Asked) -> int:
     """Return the hash that stands for the system prompt of *asked*."""
     return asked.prefix_hashes[asked.system_blocks - 1]

@@ -6,21 +6,24 @@ from operator import attrgetter
 from msgspec.structs import replace
 
 from controlplane.dispatch import port
-from controlplane.dispatch.holding import Holding
+from controlplane.dispatch.core import Core
+from controlplane.dispatch.holding import HeldRequests
 from controlplane.dispatch.live_fleet.topology import Request
 from controlplane.dispatch.placement import Placement
-from controlplane.dispatch.stages import Core, Stage
+from controlplane.dispatch.stages import Stage
 from controlplane.dispatch.waiting_queue import WaitingQueue, first_due_of
 from controlplane.dispatch.waits import Waits
 from scheduling.queueing.promises import ClassTerms, Verdict, decide
 from scheduling.queueing.waits.waiting_time import Wait
 
-TERMS = tuple(name for name in ClassTerms.__struct_fields__ if name in port.Submit.__struct_fields__)
+TERMS = tuple(name for name in ClassTerms.__struct_fields__ if name in port.Asked.__struct_fields__)
 terms_of = attrgetter(*TERMS)
 
 
 class Promises(Stage):
-    def __init__(self, core: Core, queue: WaitingQueue, placement: Placement, waits: Waits, holding: Holding) -> None:
+    def __init__(
+        self, core: Core, queue: WaitingQueue, placement: Placement, waits: Waits, holding: HeldRequests
+    ) -> None:
         self.core, self.queue, self.placement, self.waits, self.holding = core, queue, placement, waits, holding
 
     def waiting(self, request: Request) -> bool:
@@ -65,6 +68,7 @@ class Promises(Stage):
             self.queue.take_out(request.slot)
             request.asked = replace(request.asked, **dict(zip(TERMS, terms_of(terms), strict=True)))
             request.estimate = None
+            self.core.table.write(request)
             if self.holding.holds(request.asked):
                 self.holding.hold(request)
                 return None, 0.0

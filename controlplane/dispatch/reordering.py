@@ -134,7 +134,7 @@ class Reordering(Stage):
             self._answered(None, None, self._asked_s)
         if self._asked_s is not None or not any(map(self.queue.grouped, self.topology.endpoints)):
             return
-        now_s, topology, arrays = self.queue.moment_s, self.topology, self.queue.arrays
+        now_s, topology, arrays = self.queue.clock(), self.topology, self.queue.arrays
         if not self.scheduler.wants(arrays, now_s):
             return
         by = topology.tuned.REORDER_BY
@@ -165,7 +165,7 @@ class Reordering(Stage):
                 QueueChange(time.time(), "a worker", "No worker answered", "EDF: groups stay in order of due time")
             )
             return
-        topology, now_s = self.topology, self.queue.moment_s
+        topology, now_s = self.topology, self.queue.clock()
         reordered = self.scheduler.take(topology.fleet, topology.arrays, self.queue.arrays, seen, answer, now_s)
         self._note(seen, reordered, "a worker", self.clock() - asked_s)
 
@@ -179,7 +179,7 @@ class Reordering(Stage):
         if not limit.any():
             return []
         running = running_in(topology, queue)
-        evictions = wanted(topology.fleet, topology.arrays, queue.arrays, running, limit, queue.moment_s)
+        evictions = wanted(topology.fleet, topology.arrays, queue.arrays, running, limit, queue.clock())
         for key in dict.fromkeys((eviction.instance, eviction.group) for eviction in evictions):
             mine = [eviction for eviction in evictions if (eviction.instance, eviction.group) == key]
             evicted = Evicted.of(mine, topology.by_slot[key[0]], self._class_of(key[1]))
@@ -249,7 +249,7 @@ def running_in(topology: Topology, queue: WaitingQueue) -> Running:
 
 def _row(request: Request, slot: int, profile: Profile, queue: WaitingQueue, clock_s: float) -> tuple[Any, ...]:
     """Return the fields of `Running`. The output of an answer that is not streamed is unknown, so it stays."""
-    asked, arrival_s = request.asked, queue.since_start_s(request.asked.arrived_s)
+    asked, arrival_s = request.asked, request.asked.arrived_s
     resumable = asked.evictable or not request.output_tokens
     output = request.expected_tokens - request.expected_prompt
     due_s = first_due_of(profile, asked, request.expected_prompt, output)

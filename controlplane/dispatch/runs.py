@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 
 from controlplane.dispatch.live_fleet.topology import Endpoint, Request, Topology
-from controlplane.dispatch.port import Refused, Submit
+from controlplane.dispatch.port import Asked, Refused
 from controlplane.dispatch.stages import Arrival, Stage
 from controlplane.dispatch.waiting_queue import WaitingQueue
 from scheduling.applications.demand_graph import ServiceRate
@@ -102,7 +102,7 @@ class ApplicationRuns(Stage):
 
     def report(self, report: RunReport) -> None:
         """Take in *report*. Steps of units that are no LLM have no request: their calls have negative numbers."""
-        application, now_s, call = (report.tenant_id, report.application), self.queue.moment_s, -report.number
+        application, now_s, call = (report.tenant_id, report.application), self.queue.clock(), -report.number
         if report.what == "opened" and report.due_s is not None:
             self._opened[application, report.run] = now_s + report.due_s
             if len(self._opened) > MAX_OPENED:
@@ -164,7 +164,7 @@ class ApplicationRuns(Stage):
         queue, application = self.queue, (asked.tenant_id, asked.application)
         due_in_s = asked.run_due_s if asked.run_due_s is not None else asked.end_s
         if (application, asked.run) in self._opened:
-            due_in_s = self._due_in_s(application, asked.run, queue.moment_s)
+            due_in_s = self._due_in_s(application, asked.run, queue.clock())
         endpoint = self._endpoint(asked.model, asked.region) or request.endpoint
         call = RunCall(
             asked.number,
@@ -179,10 +179,10 @@ class ApplicationRuns(Stage):
             adapter=request.adapter,
             endpoint=endpoint.index,
         )
-        run = self.standings.come(call, queue.since_start_s(asked.arrived_s))
+        run = self.standings.come(call, asked.arrived_s)
         request.run = run.number
         if self._is_ranked(request.asked.model):
-            request.standing = self.standings.stand(run, queue.moment_s, self._produced)
+            request.standing = self.standings.stand(run, queue.clock(), self._produced)
             self._rekey(run.number, request)
 
     def _rate(self, model: str, region: str) -> ServiceRate:
@@ -197,11 +197,11 @@ class ApplicationRuns(Stage):
     def likely_calls_of(self, run: Run, needs: Needs) -> list[LikelyCall]:
         """Return the calls that *run* will probably make next; *needs* as in `prewarming.likely_calls_of`."""
         graph, k = self.graphs.get(run.application), self.topology.tuned.PREWARM_K
-        return likely_calls_of(run, graph, self._produced, needs, k, self.queue.moment_s)
+        return likely_calls_of(run, graph, self._produced, needs, k, self.queue.clock())
 
     def resume(self, runs: Iterable[tuple[tuple[int, str], str, Sequence[EndedCall]]]) -> int:
         """Follow *runs* in progress: (tenant id, application), run, and its ended calls. Return how many are resumed."""
-        now_s, resumed = self.queue.moment_s, 0
+        now_s, resumed = self.queue.clock(), 0
         for application, name, ended in runs:
             past = [
                 PastCall(
@@ -230,14 +230,14 @@ class ApplicationRuns(Stage):
         return any(self.queue.follows_runs(endpoint) for endpoint in self.topology.endpoints if endpoint.model == model)
 
     def ended(self, request: Request, output_tokens: int | None) -> None:
-        self.standings.end(request.asked.number, output_tokens, self.queue.moment_s)
+        self.standings.end(request.asked.number, output_tokens, self.queue.clock())
 
     def sweep(self) -> None:
         """Refresh the ranks of runs that wait."""
         queue = self.queue
-        while self._units and next(iter(self._units.values()))[0] < queue.moment_s - MAX_UNIT_S:
-            self.standings.end(self._units.popitem(last=False)[0], None, queue.moment_s)
-        self.standings.forget(queue.moment_s)
+        while self._units and next(iter(self._units.values()))[0] < queue.clock() - MAX_UNIT_S:
+            self.standings.end(self._units.popitem(last=False)[0], None, queue.clock())
+        self.standings.forget(queue.clock())
         by_run = np.zeros(queue.arrays.size.size, np.bool_)
         for endpoint in self.topology.endpoints:
             by_run[endpoint.index] = self.queue.follows_runs(endpoint)
@@ -246,7 +246,7 @@ class ApplicationRuns(Stage):
         changed = False
         for number in runs_waiting(queue.arrays, by_run) if by_run.any() else ():
             run = self.standings.by_number.get(number)
-            if run is not None and (read_anew or self.standings.is_stale(run, queue.moment_s, self._produced)):
+            if run is not None and (read_anew or self.standings.is_stale(run, queue.clock(), self._produced)):
                 changed |= self._rekey(number) > 0
         for endpoint in self.topology.endpoints if changed else ():
             if by_run[endpoint.index] and queue.count(endpoint):
@@ -257,7 +257,7 @@ class ApplicationRuns(Stage):
         queue = self.queue
         standing = request.standing if request is not None else None
         if standing is None:
-            standing = self.standings.stand(self.standings.by_number[number], queue.moment_s, self._produced)
+            standing = self.standings.stand(self.standings.by_number[number], queue.clock(), self._produced)
         codes, stretches = np.zeros(queue.arrays.size.size, np.int64), np.zeros(queue.arrays.size.size)
         for endpoint in self.topology.endpoints:
             policy = endpoint.spec.policy
@@ -266,7 +266,7 @@ class ApplicationRuns(Stage):
         return rekey_run(queue.arrays, number, standing, codes, stretches)
 
 
-def run_stopped(asked: Submit) -> Refused:
+def run_stopped(asked: Asked) -> Refused:
     return Refused(asked.number, 409, "run_stopped", "An operator has stopped this run.", None)
 
 

@@ -110,7 +110,7 @@ class Snapshot:
                 for one in dispatcher.holding.requests()
             ],
             backlogs=dispatcher.holding.work.backlogs(now_s),
-            look_s=max(0.0, dispatcher.holding.looked_s + LOOK_S - now_s),
+            look_s=max(0.0, dispatcher.holding.acted_s + LOOK_S - now_s),
             memory=self._memory(),
         )
         state.prompts = [prompt for _, prompt in self._prompts.values()]
@@ -178,11 +178,11 @@ class Snapshot:
         phase = int(arrays.phase[slot]) if slot < arrays.phase.size else STAYS
         ends_s = None
         if phase == COMES:
-            ends_s = max(0.0, float(arrays.up_s[slot]) + self.dispatcher.queue.began_s - now_s)
+            ends_s = max(0.0, float(arrays.up_s[slot]) + -now_s)
         elif state in COMING:
             ends_s = max(0.0, spec.start_began_at + (spec.start_s or 0.0) - wall_s)
         round_trips = fleet.round_trips[slot].tolist()
-        round_trips[1] += self.dispatcher.queue.began_s - now_s  # a moment
+        round_trips[1] += -now_s  # a moment
         return InstanceState(
             name=spec.name,
             model=spec.model,
@@ -238,7 +238,7 @@ class Snapshot:
         """Return where the run of *request* stands, in seconds after now."""
         if (standing := request.standing) is None:
             return None
-        shift_s = self.dispatcher.queue.began_s - now_s
+        shift_s = -now_s
         due_s = min(max(standing.due_s + shift_s, LONG_AGO_S), NEVER_S)
         return standing._replace(began_s=max(standing.began_s + shift_s, LONG_AGO_S), due_s=due_s)
 
@@ -314,7 +314,7 @@ class Snapshot:
         arrays = self.dispatcher.queue.arrays.groups
         if not arrays.limit.any():
             return None
-        shift_s = self.dispatcher.queue.began_s - now_s
+        shift_s = -now_s
         endpoints = self.dispatcher.topology.fleet.endpoint
         pulling = {
             (int(arrays.queue_of[slot]), int(endpoints[slot])): at

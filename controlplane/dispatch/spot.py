@@ -5,9 +5,10 @@ import math
 import numpy as np
 
 from controlplane.dispatch import port
+from controlplane.dispatch.core import Core
 from controlplane.dispatch.kernels import first_with_room
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica
-from controlplane.dispatch.stages import Arrival, Core, Stage
+from controlplane.dispatch.stages import Arrival, Stage
 from controlplane.dispatch.waiting_queue import WaitingQueue
 
 NONE_DONATED = np.zeros(0, np.int32)
@@ -17,11 +18,14 @@ class Spot(Stage):
     def __init__(self, core: Core, queue: WaitingQueue) -> None:
         self.core, self.queue = core, queue
 
+    def is_wanted(self) -> bool:
+        return any(endpoint.is_spot for endpoint in self.core.topology.endpoints)
+
     def admit(self, arrival: Arrival) -> None:
         if arrival.asked.opportunistic and (spot := self.with_room(arrival.asked)) is not None:
             arrival.endpoint, arrival.on_spot = spot, True
 
-    def with_room(self, asked: port.Submit) -> Endpoint | None:
+    def with_room(self, asked: port.Asked) -> Endpoint | None:
         """Return the nearest donated instances with room for *asked*; None for none.
 
         What is not opportunistic has to be evictable: it was promised an answer.

@@ -1,14 +1,14 @@
 """Stages: the features of the dispatcher. Each is a class and a place in its list; without it the rest works."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from msgspec import Struct
 from numpy import int32
 from numpy.typing import NDArray
 
-from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request, Topology
-from controlplane.dispatch.port import Deliver, Left, Refused, Submit
+from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request
+from controlplane.dispatch.port import Asked, Left, Refused
 
 MAX_ATTEMPTS: Final = 3
 """Instances that may fail a request before it is refused."""
@@ -17,15 +17,15 @@ MAX_ATTEMPTS: Final = 3
 class Arrival(Struct, gc=False):
     """A request that is being admitted: a stage may change what is asked and where it is queued, or have it held."""
 
-    asked: Submit
+    asked: Asked
     own: Endpoint | None
     """The endpoint that its caller prefers."""
     endpoint: Endpoint | None
     """Where it will be queued; None: nothing serves its model."""
     on_spot: bool = False
     """That is donated instances with room for it."""
-    held: bool = False
-    """By the queue manager."""
+    hold: Callable[[Request], None] | None = None
+    """Holds it in place of queueing it."""
 
 
 class Retry(Struct, gc=False):
@@ -42,10 +42,14 @@ class Retry(Struct, gc=False):
 class Stage:
     """Hooks, each called in one place of the dispatcher, in the order of its stages. By default they do nothing."""
 
+    def is_wanted(self) -> bool:
+        """Whether the inventory needs the feature. Once enabled it stays so: requests may carry what it counts."""
+        return True
+
     def admit(self, arrival: Arrival) -> Refused | None:
         """Change *arrival*, or return why it is refused."""
 
-    def candidates(self, asked: Submit, endpoints: NDArray[int32]) -> NDArray[int32]:
+    def candidates(self, asked: Asked, endpoints: NDArray[int32]) -> NDArray[int32]:
         """Return those of *endpoints* that may serve *asked*."""
         return endpoints
 
@@ -78,23 +82,4 @@ class Stage:
         """Do what is due. Called every `SWEEP_S`."""
 
 
-class Core(Protocol):
-    """The dispatcher, as stages act on it."""
-
-    topology: Topology
-    deliver: Deliver
-    clock: Callable[[], float]
-
-    def candidates(self, asked: Submit) -> NDArray[int32]: ...
-    def possible(self, asked: Submit) -> int: ...
-    def estimated_wait_s(self, endpoint: Endpoint) -> float | None: ...
-    def is_open(self, request: Request) -> bool: ...
-    def drop(self, request: Request, refused: Refused) -> None: ...
-    def refuse(self, request: Request, status: int, code: str, message: str, retry_after_s: float) -> None: ...
-    def evict(self, number: int) -> int | None: ...
-    def guarded(self, act: Callable[[Request], object]) -> Callable[[Request], None]: ...
-
-
-def hooks(stages: Iterable[Stage], name: str) -> tuple[Callable[..., Any], ...]:
-    """Return the hooks *name* of the stages that have one."""
-    return tuple(getattr(stage, name) for stage in stages if getattr(type(stage), name) is not getattr(Stage, name))
+HOOKS: Final = tuple(name for name in vars(Stage) if not name.startswith("_") and name != "is_wanted")

@@ -12,7 +12,7 @@ from typing import Final
 
 from controlplane.dispatch.live_fleet.health import Notice
 from controlplane.dispatch.live_fleet.topology import Replica, Request, Topology
-from controlplane.dispatch.port import CUT, Left, Refused, Submit
+from controlplane.dispatch.port import CUT, Asked, Left, Refused
 from controlplane.dispatch.stages import Arrival, Retry, Stage
 from controlplane.events.models import Severity
 from controlplane.fleet.lifecycle.states import InstanceState
@@ -43,7 +43,7 @@ class Suspects(Stage):
         """By id of an instance that broke connections off: since when, and what ran there, until a heartbeat shows whether
         it has ended."""
 
-    def is_suspect(self, asked: Submit) -> bool:
+    def is_suspect(self, asked: Asked) -> bool:
         """Whether an engine died while running *asked*, and it has not been answered since."""
         deaths = self._deaths.get(asked.fingerprint) if self._deaths and asked.fingerprint else None
         if deaths is None:
@@ -54,7 +54,7 @@ class Suspects(Stage):
             return False
         return True
 
-    def refusal(self, asked: Submit) -> Refused | None:
+    def refusal(self, asked: Asked) -> Refused | None:
         """Return the refusal of a request under which two engines died; None for any other."""
         if not self.is_suspect(asked):
             return None
@@ -90,7 +90,7 @@ class Suspects(Stage):
         replicas = self.topology.replicas.values() if self._deaths or self._cut else ()
         return {one for one in replicas if any(self.may_end_engines(each.asked) for each in one.requests)}
 
-    def may_end_engines(self, asked: Submit) -> bool:
+    def may_end_engines(self, asked: Asked) -> bool:
         """Whether *asked* is a suspect, or ran where a connection broke off and no heartbeat has shown yet why."""
         since_s, cut = self.clock() - OUTAGE_S, self._cut.values() if asked.fingerprint else ()
         return self.is_suspect(asked) or any(at_s >= since_s and asked.fingerprint in ran for at_s, _, ran in cut)

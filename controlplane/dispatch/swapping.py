@@ -95,7 +95,7 @@ class Swapping:
             member = at_rest.get(index)
             return _as_resting(member, self._queue.count(self.topology.endpoints[index])) if member else None
 
-        fleet, waiting, clock_s = self.topology.fleet, self._queue.arrays, self._queue.since_start_s(now_s)
+        fleet, waiting, clock_s = self.topology.fleet, self._queue.arrays, now_s
         swap = swap_by_queue(fleet, waiting, shared.queue, shared.serves, holder, resting, clock_s)
         if swap is None:
             self._pump_served(shared)

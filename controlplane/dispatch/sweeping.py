@@ -4,11 +4,12 @@ import math
 
 from controlplane.dispatch import port
 from controlplane.dispatch.adapters import no_adapters
+from controlplane.dispatch.core import Core
 from controlplane.dispatch.fallbacks import Fallbacks
-from controlplane.dispatch.holding import Holding
+from controlplane.dispatch.holding import HeldRequests
 from controlplane.dispatch.live_fleet.topology import Endpoint, Request
 from controlplane.dispatch.placement import Placement, none_serves
-from controlplane.dispatch.stages import Core, Stage
+from controlplane.dispatch.stages import Stage
 from controlplane.dispatch.waiting_queue import WaitingQueue
 from controlplane.dispatch.waits import Waits
 from scheduling.queueing.ordering import hold_s
@@ -25,7 +26,7 @@ class Sweeping(Stage):
         queue: WaitingQueue,
         placement: Placement,
         waits: Waits,
-        holding: Holding,
+        holding: HeldRequests,
         fallbacks: Fallbacks,
     ) -> None:
         self.core, self.queue, self.placement, self.waits = core, queue, placement, waits

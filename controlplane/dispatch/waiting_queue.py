@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from controlplane.dispatch.kernels import enqueue, free_slot, may_balance, waiting_tokens
 from controlplane.dispatch.live_fleet.inventory import FAILED, SwapGroupSpec
 from controlplane.dispatch.live_fleet.topology import Endpoint, Request, Topology
-from controlplane.dispatch.port import Submit
+from controlplane.dispatch.port import Asked
 from controlplane.dispatch.stages import Stage
 from controlplane.fleet.lifecycle.states import AWAKE, COMING
 from controlplane.tunable import weights_of
@@ -61,7 +61,7 @@ from scheduling.routing.prefix_affinity import allocate_affinity, grow_affinity
 
 
 class WaitingQueue(Stage):
-    """All held requests. *clock* is the dispatcher's; the clock of the waiting set starts with it."""
+    """All waiting requests. *clock* is the dispatcher's, and that of the waiting set."""
 
     def __init__(self, topology: Topology, clock: Callable[[], float]) -> None:
         self.topology = topology
@@ -69,7 +69,7 @@ class WaitingQueue(Stage):
         # One place more than slots, for a prompt that no request has (`prewarming`).
         self.affinity = allocate_affinity(topology.fleet.endpoint.size, 1025)
         topology.on_growth.append(self._grow)
-        self.clock, self.began_s = clock, clock()
+        self.clock = clock
         self._ordering: dict[int, int] = {}  # by endpoint: ordering of the keys in its heap
         self._held: dict[int, Request] = {}  # by slot of the waiting set
         self._tenants: dict[int, int] = {}  # tenants' numbers in the waiting set, by id
@@ -178,11 +178,11 @@ class WaitingQueue(Stage):
             more = OUTPUT_WEIGHT * (output_tokens - expected) / float(shares.weight[tenant])
             settle(self.arrays, at, tenant, more, -math.inf)
 
-    def weight(self, asked: Submit) -> float:
+    def weight(self, asked: Asked) -> float:
         """Return the weight of the tenant of *asked*."""
         return weights_of(self.topology.tuned.TENANT_WEIGHTS).get(asked.tenant, 1.0)
 
-    def _tenant(self, asked: Submit) -> int:
+    def _tenant(self, asked: Asked) -> int:
         """Return the number of the tenant of *asked*, whose weight is up to date."""
         number = self._tenants.setdefault(asked.tenant_id, len(self._tenants))
         if number >= self.arrays.shares.weight.size:
@@ -226,7 +226,7 @@ class WaitingQueue(Stage):
                     phases[replica.slot] = _phase(group, member.instance_id, member.state), load_s
         for slot in np.flatnonzero(arrays.phase).tolist():
             phases.setdefault(slot, (STAYS, 0.0))
-        now_s = self.moment_s
+        now_s = self.clock()
         for slot, (phase, load_s) in phases.items():
             note_phase(arrays, slot, phase, now_s + (load_s if phase == COMES else 0.0))
 
@@ -267,15 +267,6 @@ class WaitingQueue(Stage):
             f"Pulled from its own virtual queue of {int(groups.queues[group.queue].groups)} request groups: "
             f"group {int(group.number)}, {int(group.count)} waiting, the first {due}."
         )
-
-    def since_start_s(self, clock_s: float) -> float:
-        """Return *clock_s* on the clock of the waiting set."""
-        return clock_s - self.began_s
-
-    @property
-    def moment_s(self) -> float:
-        """Return the current time on the clock of the waiting set."""
-        return self.clock() - self.began_s
 
     def count(self, endpoint: Endpoint) -> int:
         """Return the number of requests that wait for *endpoint*."""
@@ -333,7 +324,7 @@ class WaitingQueue(Stage):
         if len(self._held) >= self.arrays.key.size:
             self._grow(2 * self.arrays.key.size)
         asked = request.asked
-        arrival_s = self.since_start_s(asked.arrived_s)
+        arrival_s = asked.arrived_s
         # A prompt estimated larger than any instance must not block the queue for ever: vLLM knows better.
         room = endpoint.largest_kv_tokens
         prompt, output = asked.prompt_tokens, request.predicted_tokens
@@ -421,7 +412,7 @@ def _phase(group: SwapGroupSpec, instance_id: int, state: str) -> int:
     return COMES if state in COMING else STAYS if state in AWAKE else WAITS
 
 
-def _queue_key(endpoint: Endpoint, arrival_s: float, asked: Submit, prompt_tokens: int, output_tokens: int) -> float:
+def _queue_key(endpoint: Endpoint, arrival_s: float, asked: Asked, prompt_tokens: int, output_tokens: int) -> float:
     """Return the queue key of a request at *endpoint*, by its ordering and the profile it uses."""
     spec = endpoint.spec
     ordering = ORDERINGS[spec.policy.ordering]
@@ -436,7 +427,7 @@ def _queue_key(endpoint: Endpoint, arrival_s: float, asked: Submit, prompt_token
     )
 
 
-def first_due_of(profile: Profile, asked: Submit, prompt_tokens: int, output_tokens: int) -> float:
+def first_due_of(profile: Profile, asked: Asked, prompt_tokens: int, output_tokens: int) -> float:
     """Return seconds from arrival until the first token of *asked* is due, given its expected tokens; infinity for never."""
     ttft_s = math.inf if asked.due_s is None else asked.due_s
     if asked.end_s is None:

@@ -279,7 +279,7 @@ class Waits(Stage):
         if estimate is None or estimate.uncorrected_s is None or estimate.endpoint is not request.endpoint:
             return
         if self.paces.shares(replica):
-            if self.queue.arrays.groups.up_s[replica.slot] > self.queue.since_start_s(since_s):
+            if self.queue.arrays.groups.up_s[replica.slot] > since_s:
                 return  # it waited for another model meanwhile
         elif self.paces.serving(request.endpoint) != estimate.serving:
             return  # other instances serve by then
@@ -316,7 +316,7 @@ class Waits(Stage):
         spread_s2 = overtaken_s * (overtaken_s + 2.0 * own.mean_s) * known.relative_variance
         own = own.then(Wait(overtaken_s, spread_s2))
         # Groups in time keep their place (`reordering.scheduler`): only late ones gain new instances.
-        moves = replica is None or self.queue.moment_s + own.mean_s > float(self.queue.arrays.key[slot])
+        moves = replica is None or self.queue.clock() + own.mean_s > float(self.queue.arrays.key[slot])
         if coming and moves and (together := self.paces.known(endpoint, None, slo_class)) is not None:
             own = sooner(own, together.tokens_per_s, coming)
         wait, batch = work.others.then(own), pace.by_profile.batch
@@ -334,7 +334,7 @@ class Waits(Stage):
             return self._before(endpoint, slot)
         topology, queue = self.topology, self.queue
         requests, mean, variance, error, others_s, others_s2, others = ahead_in_queue(
-            topology.fleet, topology.arrays, queue.arrays, self._expected, slot, replica.slot, queue.moment_s
+            topology.fleet, topology.arrays, queue.arrays, self._expected, slot, replica.slot, queue.clock()
         )
         return WorkAhead(requests, mean, variance, error, Wait(others_s, others_s2), others, empty=others_s > 0.0)
 

@@ -327,7 +327,7 @@ class Gateway:
     async def _sweep(self) -> None:
         """Release held work; every other time, sweep the queues and look for instances that publish KV events."""
         self._sweeps = not self._sweeps
-        steps: list[Callable[[], object]] = [self.dispatcher.holding.look]
+        steps: list[Callable[[], object]] = [self.dispatcher.holding.release_due]
         await all_of([*steps, *self.dispatcher.sweep_steps, self.kv_caches.look] if self._sweeps else steps)
 
     def owns(self) -> bool:

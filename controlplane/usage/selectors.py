@@ -21,7 +21,7 @@ UTC = ZoneInfo("UTC")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class UsageScope:
     """Which usage: quarters of an hour in [since, until), of *tenants* (None: the fleet's), narrowed by names that are not
     empty. Days are those of *zone*.
     """
@@ -65,7 +65,7 @@ def _shown(zone: ZoneInfo) -> dict[str, dict[str, Any]]:
     }
 
 
-def usage(asked: Asked, by: Sequence[str] = ()) -> "QuerySet[Any, dict[str, Any]]":
+def usage(asked: UsageScope, by: Sequence[str] = ()) -> "QuerySet[Any, dict[str, Any]]":
     """Sums by *by*, of day, hour (both in the zone), tenant, key, model, slo_class, work, application, batch, gpu_type and
     instance, in their order.
 

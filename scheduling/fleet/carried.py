@@ -12,7 +12,6 @@ Lengths are the smoothed ones of the requests that the instance was given. Witho
 
 import functools
 import math
-from collections.abc import Iterable
 from dataclasses import astuple
 from typing import Final
 
@@ -138,10 +137,3 @@ def most_at_once(
         else:
             high = middle - 1
     return low
-
-
-def mean_given(fleet: FleetArrays, instances: Iterable[int]) -> tuple[int, int]:
-    """Return the mean lengths of the requests given to *instances*, (prompt, output); (0, 0) before the first."""
-    rows = [fleet.given_tokens[each].tolist() for each in instances if fleet.given_tokens[each, OUTPUT] > 0]
-    prompt, output = (sum(int(row[column]) for row in rows) // max(len(rows), 1) for column in (PROMPT, OUTPUT))
-    return prompt, output

@@ -282,8 +282,11 @@ class HeldWork:
         """Forget the requests that are given up by *now_s*, and return their numbers."""
         numbers = []
         while self._expiring and self._expiring[0][0] < now_s:
-            number = heapq.heappop(self._expiring)[1]
-            if self.drop(number):
+            at_s, number = heapq.heappop(self._expiring)
+            if (
+                number in self._held and self._held[number].expires_s == at_s
+            ):  # else an entry of a row that was used before
+                self.drop(number)
                 numbers.append(number)
         return numbers
 
@@ -444,13 +447,18 @@ class HeldWork:
             best: tuple[float, int] | None = None
             for region in (ANYWHERE, signal.region):
                 queue = self._queues.get((signal.model, region, opportunistic), [])
-                while queue and queue[0][1] not in self._held:
+                while queue and not self._is_queued(*queue[0]):
                     heapq.heappop(queue)
                 if queue and (best is None or queue[0] < best):
                     best = queue[0]
             if best is not None:
                 return self._held[best[1]]
         return None
+
+    def _is_queued(self, order: float, number: int) -> bool:
+        """Whether the entry of a queue is of a request that is held, and not of one that had its number before."""
+        request = self._held.get(number)
+        return request is not None and self._order(request) == order
 
     def _release(self, request: Held, room: _Room, now_s: float, why: str) -> Release:
         self.drop(request.number)

@@ -6,13 +6,13 @@ from typing import Final
 import numpy as np
 
 from scheduling.compiled import uncompiled
+from scheduling.queueing.held import HELD
 from scheduling.queueing.ordering import first_due_s, hold_s
 from scheduling.queueing.promises import ClassTerms, decide, fallbacks
 from scheduling.queueing.waits.waiting_time import Wait
 from scheduling.simulation.cluster.loop import change
 from scheduling.simulation.cluster.state_changes import WITHDRAW
 from scheduling.simulation.waits import SimulatedWaits
-from scheduling.simulation.workload.requests import HELD
 
 CHANGED: Final = ("priority", "deadline_s", "end_s", "hold_s", "judged", "held", "slo_class")
 """Columns of requests that change at the door."""

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import direct
+from scheduling.queueing.held import HELD, OPPORTUNISTIC
 from scheduling.queueing.waiting_set import in_order
 from scheduling.routing.models import RULES, ModelRule, fallback_rule
 from scheduling.routing.regions import choose_region
@@ -15,7 +16,6 @@ from scheduling.simulation.cluster.loop import change
 from scheduling.simulation.cluster.state_changes import WITHDRAW
 from scheduling.simulation.cluster.world import MAX_ATTEMPTS
 from scheduling.simulation.waits import SimulatedWaits
-from scheduling.simulation.workload.requests import HELD, OPPORTUNISTIC
 
 CHANGED: Final = ("model", "output_tokens", "predicted_tokens", "asked", "judged")
 """Columns of requests that change where the fallback of its model serves one."""

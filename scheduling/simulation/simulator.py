@@ -13,6 +13,7 @@ from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.queueing.eviction import MOST_EVICTIONS
 from scheduling.queueing.fair_shares import OUTPUT_WEIGHT
 from scheduling.queueing.global_scheduler import GlobalScheduler
+from scheduling.queueing.held import HELD
 from scheduling.queueing.ordering import QLM, VTC
 from scheduling.queueing.waiting_set import FREE_COUNT, WaitingArrays, grow_waiting, settle
 from scheduling.routing.prefix_affinity import Affinity, grow_affinity
@@ -40,13 +41,14 @@ from scheduling.simulation.engine.state import (
 from scheduling.simulation.fallbacks import CHANGED as CHANGED_BY_FALLBACKS
 from scheduling.simulation.fallbacks import Fallbacks
 from scheduling.simulation.global_scheduling import Scheduling
-from scheduling.simulation.holding import Holding
+from scheduling.simulation.holding import HeldArrivals
 from scheduling.simulation.measures.samples import Samples
 from scheduling.simulation.prewarming import SimulatedPrewarming
 from scheduling.simulation.result import Result
+from scheduling.simulation.simulated_fleet import SimulatedFleet
 from scheduling.simulation.state.placing import Fork, place, resume_scheduler
 from scheduling.simulation.waits import SimulatedWaits
-from scheduling.simulation.workload.requests import HELD, Requests, follow
+from scheduling.simulation.workload.requests import Requests, follow
 from scheduling.simulation.workload.runs import RunsToCome
 
 
@@ -103,6 +105,8 @@ class Simulation:
         self._enter = direct(loop.enter)
         self._decisions = decisions
         self._samples = Samples(sample_s)
+        self.bound = SimulatedFleet(self)
+        """This, as the concerns of `scheduling.control` see it."""
         self.scheduling = Scheduling(cluster.reordering) if (world.policies["ordering"] == QLM).any() else None
         """Global scheduler, if any endpoint has request groups."""
         self.waits = SimulatedWaits(self) if judges or cluster.fallbacks else None
@@ -114,7 +118,7 @@ class Simulation:
         self.looked_s = 0.0  # last look at the virtual queues
         of_fork = () if state is None else (state.requests.count, state.held, state.backlogs, state.look_s)
         may_hold = judges and not all(terms.interactive for terms in cluster.classes)
-        self.holding = Holding(cluster, requests, *of_fork) if may_hold or (requests.held & HELD).any() else None
+        self.holding = HeldArrivals(self.bound, *of_fork) if may_hold or (requests.held & HELD).any() else None
         """Queue manager for non-interactive work, if any request is held or may be degraded to such a class."""
         self.runs = None if runs is None else ApplicationRuns(cluster, requests, runs, world)
         """Application runs, if there are any."""
@@ -219,7 +223,7 @@ class Simulation:
                 self.control()
                 self.prewarming.look(self.world, self.now_s)
             elif reason == loop.UNTIL and self.holding is not None and held_s < np.inf and stop_s == held_s:
-                self.holding.look(self.world, self.now_s, self._release)
+                self.holding.act(self.world)
             elif reason == loop.UNTIL and look_s < np.inf and stop_s == look_s:
                 self.looked_s = look_s
                 if self.scheduling is not None:
@@ -262,12 +266,6 @@ class Simulation:
         self.fallbacks.decide(request)
         self._run_state.asked_fallback = request
         self._arrive(request)
-
-    def _release(self, endpoint: int, request: int) -> None:
-        """Queue *request*, which the queue manager held, at *endpoint*."""
-        self.control(endpoint, request)
-        if self.waits is not None:
-            self.waits.released(request)
 
     def _reach_out(self, endpoint: int) -> None:
         """Borrow a lent instance of another model: the reactive trigger wants one more than *endpoint* has itself."""
@@ -563,7 +561,7 @@ class Simulation:
                 "redeploys": self.lives.redeploys,
                 "swaps": self.lives.swaps,
                 "reorderings": self.scheduling.reorderings if self.scheduling else 0,
-                "released": self.holding.released if self.holding else 0,
+                "released": self.holding.holding.release_count if self.holding else 0,
             }
             | (self.prewarming.counters() if self.prewarming else {})
             | (self.runs.counters(self.now_s) if self.runs else {})

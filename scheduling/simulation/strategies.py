@@ -242,7 +242,7 @@ class Control:
         short = simulation.scheduling.scheduler.short_instances if simulation.scheduling else {}
         due: dict[str, tuple[tuple[float, float], ...]] = {}
         if simulation.holding is not None and self._advisor is not None:
-            due = {model: tuple(simulation.holding.work.due(model)) for model in simulation.cluster.models}
+            due = {model: tuple(simulation.holding.holding.work.due(model)) for model in simulation.cluster.models}
         return [
             endpoint_view(
                 model,

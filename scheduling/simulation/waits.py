@@ -5,7 +5,7 @@ GPUs add to a live estimate (`controlplane.dispatch.waits`) is left out.
 """
 
 from math import inf
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,6 @@ from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.loop import CONTROL
 from scheduling.simulation.cluster.world import Outcome, State, World
 from scheduling.simulation.engine.state import sequences_in_use
-from scheduling.simulation.holding import Holding
 from scheduling.simulation.workload.requests import Requests
 
 REFRESH_S: Final = 1.0
@@ -51,7 +50,7 @@ class Queued(Protocol):
 
     cluster: Cluster
     requests: Requests
-    holding: Holding | None
+    holding: Any
 
     @property
     def world(self) -> World: ...

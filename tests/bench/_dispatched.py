@@ -5,7 +5,7 @@ import time
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
 from controlplane.dispatch.live_fleet.topology import Topology
-from controlplane.dispatch.port import Finished, OfRequest, Placed, ServedModels, Submit
+from controlplane.dispatch.port import Asked, Finished, OfRequest, Placed, ServedModels
 from controlplane.fleet.lifecycle.states import InstanceState
 from scheduling.policy import EndpointPolicy
 
@@ -36,7 +36,7 @@ class Served:
         self.number += 1
         now_s = time.monotonic()
         self.dispatcher.take(
-            Submit(self.number, str(self.number), "m", "east", 1, 0, 10.0, now_s, now_s, 30, 50.0, 64, 1, False,
+            Asked(self.number, str(self.number), "m", "east", 1, 0, 10.0, now_s, now_s, 30, 50.0, 64, 1, False,
                    slo_class="standard")
         )  # fmt: skip
         return self.number

@@ -17,7 +17,7 @@ from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpe
 from controlplane.dispatch.live_fleet.kv_caches import KvCache
 from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.observation import Observation
-from controlplane.dispatch.port import Submit
+from controlplane.dispatch.port import Asked
 from controlplane.dispatch.snapshot import Snapshot
 from controlplane.experiments.experiment import Case
 from controlplane.experiments.preserve_routing import MOONCAKE_MODEL
@@ -195,7 +195,7 @@ def fork(known: str) -> dict[str, float]:
             prompt |= {"token_blocks": hashes.tobytes(), "token_block_size": BLOCK}
         about = {"tenant_id": 1, "priority": 0, "due_s": None, "arrived_at": 100.0, "arrived_s": 100.0}
         lengths = {"prompt_tokens": 2000, "predicted_tokens": 50, "max_tokens": None, "sequences": 1, "streamed": True}
-        dispatcher.take(Submit(number, str(number), "m", "here", **about, **lengths, **prompt))
+        dispatcher.take(Asked(number, str(number), "m", "here", **about, **lengths, **prompt))
     observation = Observation(
         dispatcher.topology, dispatcher.queue.count, dispatcher.outlook, dispatcher.clock, wall_clock=lambda: 0.0
     )

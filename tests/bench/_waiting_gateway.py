@@ -6,7 +6,7 @@ from collections.abc import Callable
 import orjson
 
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
-from controlplane.dispatch.port import Submit
+from controlplane.dispatch.port import Asked
 from controlplane.dispatch.snapshot import Snapshot
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.gateway.monitoring.summary import waiting_requests
@@ -64,7 +64,7 @@ class WaitingGateway:
         self.number += 1
         now_s, unit = time.monotonic(), UNITS[self.number % len(UNITS)]
         self.dispatcher.take(
-            Submit(
+            Asked(
                 self.number, str(self.number), list(POLICIES)[run % 2], "east", 1 + run % TENANTS, 0, 60.0, now_s, now_s,
                 800, 200.0, 400, 1, True, slo_class="standard", application="app", run=f"run{run}", unit=unit,
                 prefix_hashes=tuple(hash((unit, at)) for at in range(8)), block_tokens=64, system_blocks=4,
@@ -77,7 +77,7 @@ class WaitingGateway:
         return {
             "sweep_queues": gateway._sweep,
             "count_tokens": gateway._count,
-            "release_held_work": dispatcher.holding.look,
+            "release_held_work": dispatcher.holding.release_due,
             "publish_summary": lambda: orjson.dumps(gateway.publisher.summary.snapshot()),
             "publish_waiting": lambda: waiting_requests(dispatcher),
             "read_inventory": lambda: dispatcher.apply_inventory(self.inventory),

@@ -11,7 +11,7 @@ from controlplane.accounts.services import create_api_key
 from controlplane.console.pages.usage.charts import SHOWN, usage_over_time
 from controlplane.fleet.models import Donation, DonationState
 from controlplane.usage.models import UsageHour
-from controlplane.usage.selectors import Asked
+from controlplane.usage.selectors import UsageScope
 
 URL = "/usage/"
 
@@ -121,13 +121,13 @@ def test_the_chart_stacks_the_greatest_and_joins_the_rest(acme):
     begin = datetime(2026, 3, 1, tzinfo=UTC)
     for number in range(9):
         UsageHour.objects.create(hour=begin, tenant=acme, model=f"m{number}", cost_usd=float(number + 1))
-    asked = Asked(begin, begin + timedelta(days=3), None)
+    asked = UsageScope(begin, begin + timedelta(days=3), None)
     chart = usage_over_time(asked, "model", SHOWN["cost"], by_hour=False)
     assert [series.label for series in chart.series] == ["m8", "m7", "m6", "m5", "m4", "Others"]
     assert sum(series.y[0] for series in chart.series) == 45.0
     assert [list(series.y[1:]) for series in chart.series] == [[0.0, 0.0]] * 6
     assert {trace["type"] for trace in chart.figure["data"]} == {"bar"}
-    empty = usage_over_time(Asked(begin - timedelta(days=9), begin, None), "model", SHOWN["tokens"], by_hour=False)
+    empty = usage_over_time(UsageScope(begin - timedelta(days=9), begin, None), "model", SHOWN["tokens"], by_hour=False)
     assert empty.empty
     assert not empty.figure
 

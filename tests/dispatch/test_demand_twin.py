@@ -11,11 +11,12 @@ from controlplane.dispatch.port import Queued, Refused
 from controlplane.dispatch.token_accounts import Outlook
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
+from scheduling.queueing.held import HELD
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.description import InstanceSpec as SimulatedInstance
 from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.strategies import Demand
-from scheduling.simulation.workload.requests import HELD, make_requests
+from scheduling.simulation.workload.requests import make_requests
 from tests.dispatch.test_twin import Live
 
 ENGINE = EngineConfig(

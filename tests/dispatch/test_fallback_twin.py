@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from controlplane.dispatch.port import FellBack, Submit
+from controlplane.dispatch.port import Asked, FellBack
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
 from scheduling.routing.models import RULES, Fallback, ModelRule
@@ -31,7 +31,7 @@ class FallingBack(Failing):
         self.fails, take = list(fails), self.dispatcher.take
 
         def submit(record):
-            if isinstance(record, Submit) and (fallback := fleet.fallbacks.get(record.model)):
+            if isinstance(record, Asked) and (fallback := fleet.fallbacks.get(record.model)):
                 record = replace(record, fallback=fallback.model, fallback_wait_s=fallback.wait_s)
             take(record)
 

@@ -38,7 +38,7 @@ class Fleet(Live):
     def submit(self, *, interactive=False, deadline_s=24 * HOUR_S, region="east", **more):
         number, self.count = self.count, self.count + 1
         self.dispatcher.take(
-            port.Submit(
+            port.Asked(
                 number, f"r{number}", "m", region, tenant_id=1, priority=0 if interactive else 1, due_s=None,
                 arrived_at=self.now_s, arrived_s=self.now_s, prompt_tokens=8, predicted_tokens=8, max_tokens=None,
                 sequences=1, streamed=True, deadline_s=None if interactive else deadline_s,
@@ -49,7 +49,7 @@ class Fleet(Live):
 
     def look(self, at_s=None):
         self.now_s = self.now_s + LOOK_S if at_s is None else at_s
-        self.dispatcher.holding.look()
+        self.dispatcher.holding.release_due()
         return {record.number: record for record in self.moves if record.released}
 
 
@@ -79,7 +79,8 @@ def test_no_more_is_released_than_the_slowdown_of_a_first_token_allows():
     fleet.submit(interactive=True)
     for _ in range(9):
         fleet.submit()
-    signal = next(iter(fleet.dispatcher.holding._read_signals()))
+    fleet.dispatcher.holding.read_signals()
+    signal = fleet.dispatcher.holding.control.signals[0]
     most = signal.most_requests(1.25)
     assert (signal.prompt_tokens, signal.output_tokens) == (8, 8)
     assert 1 < most < 6
@@ -158,10 +159,10 @@ def test_held_work_is_published_by_model_with_its_age():
     for number in range(8):
         fleet.dispatcher.take(port.Finished(number, 8))
     fleet.look()
-    assert not fleet.dispatcher.holding.released
+    assert not fleet.dispatcher.holding.control.released
     fleet.look(fleet.now_s + 15.0)
     seen = HeldView(fleet.dispatcher.holding)()
-    released = [one for _, one in fleet.dispatcher.holding.released]
+    released = [one for _, one in fleet.dispatcher.holding.control.released]
     assert sorted(one.priority for one in released) == [0, 1, 1, 1, 1]
     assert {one.why for one in released} == {"trough"}
     assert not seen["model"] or seen["count"] == [0]

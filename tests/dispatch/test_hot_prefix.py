@@ -31,7 +31,7 @@ class Cancelled(Live):
 
     def change(self):
         self.cancel_s = NEVER
-        running = [one for one in self.dispatcher._requests.values() if one.replica is not None][:30]
+        running = [one for one in self.dispatcher.requests.values() if one.replica is not None][:30]
         assert len(running) == 30
         for request in running:
             self.engines[request.replica.slot].abort(request.asked.request_id)

@@ -28,7 +28,7 @@ class World:
         self.now_s, self.answers, self.open, self.placed, self.held = 1000.0, [], set(), {}, set()
         self.count, self.fillers, self.refused, self.refusals = 0, [], {}, {}
         self.inventory = Inventory(
-            models={name: ModelSpec(name, 4096, 0) for name in ("m", "f", "g")},
+            models={name: ModelSpec(name, 4096, 0, fallback="f" if name == "m" else "") for name in ("m", "f", "g")},
             endpoints=tuple(
                 EndpointSpec(
                     model, region, EndpointPolicy(ordering=ordering, requests_ahead_limit=0), max_num_seqs=1,
@@ -106,7 +106,7 @@ class World:
             "max_tokens": None,
         }
         given |= {"sequences": 1, "streamed": True, "slo_class": "c"}
-        submitted = port.Submit(
+        submitted = port.Asked(
             number=number, request_id=f"r{number}", region="east", tenant_id=1, arrived_at=self.now_s,
             arrived_s=self.now_s, **given | {"application": "app", "run": "run", "unit": "u"} | fields,
         )  # fmt: skip
@@ -127,7 +127,7 @@ class World:
         self.now_s += seconds
         self.dispatcher.sweep()
         self.answer()
-        self.dispatcher.holding.look()
+        self.dispatcher.holding.release_due()
         self.answer()
 
     def left_behind(self) -> dict[str, object]:
@@ -135,7 +135,7 @@ class World:
         it, fleet, queue = self.dispatcher, self.topology.fleet, self.dispatcher.queue
         maps = it.accounts.maps
         counted = {
-            "requests": len(it._requests),
+            "requests": len(it.requests),
             "places": int(fleet.running.sum()),
             "kv tokens": int(fleet.kv_tokens.sum()),
             "remaining tokens": int(fleet.remaining_tokens.sum()),
@@ -186,8 +186,8 @@ def placed(world):
 
 def with_tokens(world):
     number = placed(world)
-    world.send(port.Progress(((number, 1),)))
-    world.send(port.Progress(((number, 45),)))  # more than was predicted
+    world.send(port.Advanced(((number, 1),)))
+    world.send(port.Advanced(((number, 45),)))  # more than was predicted
     return number
 
 
@@ -207,7 +207,7 @@ def evicted(world):
 def on_spot(world):
     number = world.submit(interactive=False, opportunistic=True, evictable=True)
     assert world.placed[number].instance == "i3"
-    world.send(port.Progress(((number, 3),)))
+    world.send(port.Advanced(((number, 3),)))
     return number
 
 
@@ -227,7 +227,7 @@ def in_a_fallback(world):
     world.apply(replace(world.inventory, instances=world.inventory.instances[2:3]))
     world.fillers.append(world.submit(model="f"))
     number = world.submit(fallback="f")
-    assert world.dispatcher._requests[number].asked.model == "f"
+    assert world.dispatcher.requests[number].asked.model == "f"
     return number
 
 
@@ -291,7 +291,7 @@ def instances_lost(world, number):
 
 
 def engine_died(world, number):
-    replica = world.dispatcher._requests[number].replica
+    replica = world.dispatcher.requests[number].replica
     if replica is not None:
         world.dispatcher.suspects.died(replica)
         world.dispatcher.lose(replica)
@@ -359,7 +359,7 @@ def test_nothing_of_a_request_is_left_behind(state, ordering, subtests):
             number = state(world)
             assert number in world.open
             exit_by(world, number)
-            assert set(world.dispatcher._requests) == world.open, "both sides know the same requests"
+            assert set(world.dispatcher.requests) == world.open, "both sides know the same requests"
             for other in sorted(world.open):
                 world.send(port.Left(other))
             for _ in range(3):
@@ -370,15 +370,14 @@ def test_nothing_of_a_request_is_left_behind(state, ordering, subtests):
 # Stages
 
 
-@pytest.mark.parametrize("at", range(16))
+@pytest.mark.parametrize("at", range(len(World().dispatcher.features)))
 def test_without_a_stage_the_others_serve(at):
     world = World()
     dispatcher = world.dispatcher
-    stage = dispatcher.stages[at]
-    if stage is dispatcher.accounts:
+    without = dispatcher.features[at]
+    if without is dispatcher.accounts:
         return  # the core's own: it counts what runs where
-    dispatcher.stages = tuple(each for each in dispatcher.stages if each is not stage)
-    dispatcher.connect()
+    dispatcher.run_stages([each for each in dispatcher.features if each is not without])
     numbers = [world.submit() for _ in range(3)]
     dispatcher.sweep()
     assert numbers[2] not in world.placed, "it waits for room"
@@ -439,13 +438,13 @@ def test_an_error_of_one_waiting_request_ends_it_alone(monkeypatch):
 def test_a_request_that_only_the_gateway_knows_is_refused_when_it_is_to_be_placed_again():
     world = World()
     number = placed(world)
-    world.dispatcher._end(world.dispatcher._requests[number])
+    world.dispatcher.end(world.dispatcher.requests[number])
     world.send(port.Left(number, again=True))
     assert world.refused == {number: "model_unavailable"}
     for unknown in (
         port.Left(99),
         port.Finished(99, 3),
-        port.Progress(((99, 3),), ((99, 0.1),)),
+        port.Advanced(((99, 3),), ((99, 0.1),)),
         port.Prefix(99, (), 0),
     ):
         world.send(unknown)
@@ -491,7 +490,7 @@ CALLS = {
     "submit": lambda world: world.submit(),
     "submit, held": lambda world: world.submit(interactive=False, priority=1),
     "submit, with an adapter": lambda world: world.submit(adapter="a"),
-    "progress": lambda world: world.send(port.Progress(((0, 2),))),
+    "progress": lambda world: world.send(port.Advanced(((0, 2),))),
     "finished": lambda world: world.send(port.Finished(0, 5)),
     "left": lambda world: world.send(port.Left(0)),
     "again": lambda world: world.send(port.Left(0, again=True)),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, Inventory, ModelSpec
 from controlplane.dispatch.live_fleet.topology import Request, Topology
-from controlplane.dispatch.port import Submit
+from controlplane.dispatch.port import Asked
 from scheduling.fleet.profile import USUAL, Profile
 from scheduling.policy import EndpointPolicy
 from scheduling.simulation.cluster import description as simulated
@@ -105,8 +105,8 @@ def dispatcher(*endpoints: EndpointSpec) -> Dispatcher:
     return Dispatcher(topology, lambda: 0.0, deliver=lambda record: None)
 
 
-def asked(predicted, *, max_tokens=None, prompt=100, sequences=1) -> Submit:
-    return Submit(
+def asked(predicted, *, max_tokens=None, prompt=100, sequences=1) -> Asked:
+    return Asked(
         number=1,
         request_id="1",
         model="m",

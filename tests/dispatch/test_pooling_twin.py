@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from controlplane.dispatch.port import Finished, Progress, Submit
+from controlplane.dispatch.port import Advanced, Asked, Finished
 from scheduling.simulation.cluster.world import Outcome
 from scheduling.simulation.measures.results import latency_s
 from scheduling.simulation.scenario.file import check_scenario
@@ -65,9 +65,9 @@ class AtGateway(Live):
 
         def gateway(record):
             match record:
-                case Submit() if record.number in pooled:
+                case Asked() if record.number in pooled:
                     record = replace(record, streamed=False, evictable=False, max_tokens=1)
-                case Progress():
+                case Advanced():
                     record = replace(record, tokens=tuple(each for each in record.tokens if each[0] not in pooled))
                 case Finished() if record.number in pooled:
                     record = Finished(record.number, 0)

@@ -9,12 +9,12 @@ from msgspec.structs import astuple, fields
 from controlplane.dispatch import port
 
 RECORDS = [
-    port.Submit(
+    port.Asked(
         number=7, request_id="a", model="m", region="east", tenant_id=1, priority=2, due_s=None, arrived_at=1.5e9,
         arrived_s=12.25, prompt_tokens=100, predicted_tokens=40.5, max_tokens=None, sequences=2, streamed=True,
         prefix_hashes=(-(2**63), 2**63 - 1), block_tokens=64, slo_class="batch",
     ),
-    port.Progress(tokens=((7, 11), (8, 0)), headers=((7, 0.125),)),
+    port.Advanced(tokens=((7, 11), (8, 0)), headers=((7, 0.125),)),
     port.Prefix(7, (-(2**63), 2**63 - 1), 64),
     port.PrefixWanted(7),
     port.Warm("i", 3.5, "http://i", "secret", "sql", "acme/sql", ("poet",), True),

@@ -4,16 +4,17 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from controlplane.dispatch.port import Admission, Held, Submit, Waiting
+from controlplane.dispatch.port import Admission, Asked, Held, Waiting
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
+from scheduling.queueing.held import HELD
 from scheduling.queueing.promises import DEGRADE, REFUSE, ClassTerms
 from scheduling.queueing.release_rule import AT_ONCE, SLACK, ReleaseRule
 from scheduling.simulation.cluster import description as simulated
 from scheduling.simulation.cluster.world import Outcome
 from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.simulator import Simulation
-from scheduling.simulation.workload.requests import HELD, make_requests
+from scheduling.simulation.workload.requests import make_requests
 from tests.dispatch.test_twin import NEVER, Live
 
 COUNT = 1200
@@ -33,9 +34,9 @@ class AtLiveDoor(Live):
         take, chat = self.dispatcher.take, fleet.classes[0]
 
         def submit(record):
-            if isinstance(record, Submit) and not record.interactive:
+            if isinstance(record, Asked) and not record.interactive:
                 record = replace(record, slo_class=BATCH.slo_class)
-            elif isinstance(record, Submit):
+            elif isinstance(record, Asked):
                 fallbacks = (BATCH,) if chat.if_unreachable == DEGRADE else ()
                 record = replace(record, slo_class="chat", if_unreachable=chat.if_unreachable, fallbacks=fallbacks)
             take(record)
@@ -104,7 +105,7 @@ async def test_both_hold_what_they_degrade_where_the_class_is_held(release):
     assert abs(by_live.mean() - by_simulator.mean()) < 0.05
     holds = release != AT_ONCE
     assert live.held == (live.degraded if holds else set())
-    assert simulation.holding.released == (by_simulator.sum() if holds else 0)
+    assert simulation.holding.holding.release_count == (by_simulator.sum() if holds else 0)
     assert (result.requests.held != 0).tolist() == (by_simulator & holds).tolist()
     waited_s = np.zeros(COUNT)
     for at_s, request, _, _ in live.dispatcher.decided:

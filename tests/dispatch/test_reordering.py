@@ -11,7 +11,7 @@ from controlplane.dispatch import reordering, solving
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
 from controlplane.dispatch.live_fleet.topology import Topology
-from controlplane.dispatch.port import Evict, Finished, Left, Placed, Progress, Refused, Submit
+from controlplane.dispatch.port import Advanced, Asked, Evict, Finished, Left, Placed, Refused
 from controlplane.dispatch.queues.view import QueuesView
 from controlplane.dispatch.solving import CelerySolver, pack_problem, read_order, unpack_problem
 from controlplane.events.models import Event
@@ -65,7 +65,7 @@ class Served:
     def ask(self, due_s, output=50):
         self.number += 1
         self.dispatcher.take(
-            Submit(self.number, str(self.number), self.model, self.region, 1, 0, due_s, self.epoch_s + self.now_s,
+            Asked(self.number, str(self.number), self.model, self.region, 1, 0, due_s, self.epoch_s + self.now_s,
                    self.now_s, 10, output, output, 1, True, slo_class="interactive" if due_s < 60.0 else "standard",
                    evictable=True)
         )  # fmt: skip
@@ -265,7 +265,7 @@ def test_what_would_be_late_has_what_can_wait_leave_and_says_at_what_price():
     served = Served(instances=(1,))
     served.apply("qlm", instances=(1,), eviction_limit=1)
     batch = served.ask(3600.0, output=2000)
-    served.dispatcher.take(Progress(((batch, 100),)))
+    served.dispatcher.take(Advanced(((batch, 100),)))
     served.ask(2.0)
     served.now_s = 1.0
     served.dispatcher.sweep()

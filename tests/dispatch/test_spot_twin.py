@@ -10,12 +10,13 @@ from controlplane.dispatch.port import Left, Lost
 from controlplane.fleet.lifecycle.states import InstanceState
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
+from scheduling.queueing.held import ENDS_ON_RECLAIM, HELD, OPPORTUNISTIC
 from scheduling.queueing.release_rule import ReleaseRule
 from scheduling.simulation.cluster import description as simulated
 from scheduling.simulation.cluster.world import Outcome, State
 from scheduling.simulation.engine.reference import EngineConfig, ReferenceEngine
 from scheduling.simulation.simulator import Simulation, TimedEvent
-from scheduling.simulation.workload.requests import ENDS_ON_RECLAIM, HELD, OPPORTUNISTIC, make_requests
+from scheduling.simulation.workload.requests import make_requests
 from tests.dispatch.test_twin import NEVER, Live, inventory_of
 from tests.examples import at_night_but
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from controlplane.dispatch.port import CUT, Left, Submit
+from controlplane.dispatch.port import CUT, Asked, Left
 from controlplane.dispatch.suspects import Suspects
 from controlplane.fleet.lifecycle.states import InstanceState
 
@@ -13,7 +13,7 @@ CUT_OFF = Left(0, again=True, failure=CUT)
 
 
 def request(fingerprint: int) -> SimpleNamespace:
-    submit = Submit(0, "r", "m", "east", 1, 0, None, 0.0, 0.0, 10, 10.0, None, 1, True, fingerprint=fingerprint)
+    submit = Asked(0, "r", "m", "east", 1, 0, None, 0.0, 0.0, 10, 10.0, None, 1, True, fingerprint=fingerprint)
     return SimpleNamespace(asked=submit)
 
 

@@ -17,7 +17,7 @@ from controlplane.dispatch.live_fleet.inventory import (
 )
 from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.observation import Observation
-from controlplane.dispatch.port import Finished, Placed, Submit
+from controlplane.dispatch.port import Asked, Finished, Placed
 from controlplane.dispatch.snapshot import Snapshot
 from controlplane.dispatch.swapping import REFUSED_S, RETRY_S, Swapping
 from controlplane.fleet.lifecycle.states import InstanceState
@@ -80,7 +80,7 @@ class Pair:
     def ask(self, model, due_s, output=50):
         self.number += 1
         self.dispatcher.take(
-            Submit(self.number, str(self.number), model, "east", 1, 0, due_s, self.now_s, self.now_s, 10, output,
+            Asked(self.number, str(self.number), model, "east", 1, 0, due_s, self.now_s, self.now_s, 10, output,
                    output, 1, True)
         )  # fmt: skip
         return self.number

@@ -15,7 +15,7 @@ from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
 from controlplane.dispatch.live_fleet.kv_caches import KvCache
 from controlplane.dispatch.live_fleet.topology import Topology
-from controlplane.dispatch.port import Evict, Finished, Left, Placed, Progress, Refused, Rerouted, Submit, Warm
+from controlplane.dispatch.port import Advanced, Asked, Evict, Finished, Left, Placed, Refused, Rerouted, Warm
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.gateway.upstream.client import upstream_priority
 from controlplane.tuning.selectors import without_rows
@@ -23,6 +23,7 @@ from scheduling.fleet.front_end import NO_LIMIT, FrontEnd
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
 from scheduling.queueing.global_scheduler import GlobalScheduler
+from scheduling.queueing.held import ENDS_ON_RECLAIM, HELD, OPPORTUNISTIC
 from scheduling.queueing.held_work import LOOK_S
 from scheduling.queueing.ordering import ORDERINGS, hold_s
 from scheduling.queueing.release_rule import ReleaseRule
@@ -36,7 +37,7 @@ from scheduling.simulation.cluster.world import Outcome
 from scheduling.simulation.engine.reference import EngineConfig, EngineRequest, ReferenceEngine
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.strategies import Control
-from scheduling.simulation.workload.requests import ENDS_ON_RECLAIM, HELD, OPPORTUNISTIC, make_requests
+from scheduling.simulation.workload.requests import make_requests
 from tests.examples import at_night_but
 from tests.oracles.lookahead import PREDICTIVE, noted_places
 from workers.vllm.kv_events import Removed, Stored
@@ -63,7 +64,10 @@ class RecordingDispatcher(Dispatcher):
 def inventory_of(fleet: simulated.Cluster) -> Inventory:
     """Return *fleet* as inventory rows, with every instance ready."""
     return Inventory(
-        models={model: ModelSpec(model, 4096, 0) for model in fleet.models},
+        models={
+            model: ModelSpec(model, 4096, 0, fallback=fleet.fallbacks[model].model if model in fleet.fallbacks else "")
+            for model in fleet.models
+        },
         endpoints=tuple(
             EndpointSpec(
                 model, region, fleet.policy((model, region)), profile=fleet.reference_profile((model, region)),
@@ -154,7 +158,7 @@ class Live:
         hashes = self.hashes.get(number, ())
         self.output[number], self.came[number] = output, 0
         self.dispatcher.take(
-            Submit(
+            Asked(
                 number,
                 str(number),
                 model,
@@ -229,7 +233,7 @@ class Live:
             for request_id in step.emitted:
                 self.came[int(request_id)] += 1
             came = ((int(request_id), self.came[int(request_id)]) for request_id in step.emitted)
-            self.dispatcher.take(Progress(tuple(came)))
+            self.dispatcher.take(Advanced(tuple(came)))
             for request_id in step.finished:
                 self.leaving.discard(int(request_id))
                 self.dispatcher.take(Finished(int(request_id), self.output[int(request_id)]))
@@ -267,7 +271,7 @@ class Live:
                 held_s = (self.now_s // LOOK_S + 1) * LOOK_S
                 if held_s <= min(next_s, look_s, self.sweep_s):
                     self.now_s = held_s
-                    self.dispatcher.holding.look()
+                    self.dispatcher.holding.release_due()
                     self.give()
                     continue
             if look_s < NEVER and look_s <= min(next_s, self.sweep_s):
@@ -586,5 +590,5 @@ async def test_both_clocks_hold_non_interactive_work_and_release_it_alike(by, or
     assert len(live.dispatcher.decided) == REQUESTS
     assert result.counters["released"] == (np.count_nonzero(kinds) if by != "at_once" else 0)
     if by == "slack":
-        whys = {release.why for _, release in live.dispatcher.holding.released}
+        whys = {release.why for _, release in live.dispatcher.holding.control.released}
         assert whys >= {"trough", "slack"}, "or the rules were hardly tried"

@@ -241,7 +241,7 @@ class Swapping(Listening, Sharing):
 
     def take(self, record):
         if isinstance(record, Waiting):
-            endpoint = self.dispatcher._requests[record.number].endpoint
+            endpoint = self.dispatcher.requests[record.number].endpoint
             if not any(self.topology.fleet.accepting[one.slot] for one in self.topology.members(endpoint)):
                 self.asleep.add(record.number)
         super().take(record)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from controlplane.dispatch.live_fleet.heartbeats import Heartbeats
-from controlplane.dispatch.port import Progress
+from controlplane.dispatch.port import Advanced
 from scheduling.fleet.profile import Profile
 from tests.dispatch.test_leaving import SUSPECT, World
 from workers.vllm.metrics import VllmMetrics
@@ -49,8 +49,8 @@ async def test_an_iteration_may_take_as_long_as_its_profile_says_and_not_much_lo
     world.apply(replace(world.inventory, models=models, instances=instances))
     number = world.submit(prompt_tokens=prompt_tokens, fingerprint=SUSPECT)
     if tokens:
-        world.send(Progress(((number, tokens),)))
-    replica = world.dispatcher._requests[number].replica
+        world.send(Advanced(((number, tokens),)))
+    replica = world.dispatcher.requests[number].replica
     heartbeats = Heartbeats(world.dispatcher, None, session=None, refresh=None, job=None)
     began_s = world.now_s
 

@@ -52,7 +52,7 @@ async def nothing_is_left(served, caplog) -> None:
     (row, *_) = await served.rows()
     await until(lambda: not gateway.limits.sequences(row.tenant_id))
     assert gateway.topology.fleet.running.sum() == 0
-    assert not gateway.dispatcher._requests
+    assert not gateway.dispatcher.requests
     assert not gateway.requests._tickets
     assert [
         record for record in caplog.records if record.exc_info and record.name.startswith("controlplane.gateway")

@@ -120,7 +120,7 @@ async def test_requests_end(served, how):
     assert await answer(served, CHAT) == (401, "invalid_api_key")
     await until(lambda: served.backends[0].running == 0)
     assert not tickets(served, *TicketState)
-    assert not served.gateway.dispatcher._requests
+    assert not served.gateway.dispatcher.requests
     assert len(served.gateway.dispatcher.holding) == 0
     async with asyncio.timeout(10):
         while len(rows := await served.rows()) < 3:  # noqa: ASYNC110

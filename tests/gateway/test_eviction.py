@@ -52,7 +52,7 @@ def shape(event: dict) -> tuple:
 
 
 def request_of(served):
-    (request,) = served.gateway.dispatcher._requests.values()
+    (request,) = served.gateway.dispatcher.requests.values()
     return request
 
 
@@ -63,7 +63,7 @@ async def evict_when(served, tokens: int) -> int:
     request = request_of(served)
     before = request.evictions
     cost = dispatcher.evict(request.asked.number)
-    await until(lambda: request.evictions == before + 1 or not dispatcher._requests)
+    await until(lambda: request.evictions == before + 1 or not dispatcher.requests)
     return cost
 
 
@@ -131,13 +131,13 @@ async def test_the_client_leaves_while_its_request_waits_again(served):
     await until(lambda: served.gateway.topology.fleet.running.sum() == 3)
     response = await ask(served, "completions", stream=True)
     dispatcher = served.gateway.dispatcher
-    number = max(dispatcher._requests)
-    await until(lambda: dispatcher._requests[number].output_tokens > 3)
+    number = max(dispatcher.requests)
+    await until(lambda: dispatcher.requests[number].output_tokens > 3)
     blockers.append(asyncio.create_task(ask(served, "completions", max_tokens=1000)))
     await until(lambda: len(dispatcher.queue) == 1)
     assert dispatcher.evict(number)
     response.close()
-    await until(lambda: number not in dispatcher._requests)
+    await until(lambda: number not in dispatcher.requests)
     assert served.gateway.active == 4
     for task in blockers:
         task.cancel()

@@ -298,7 +298,7 @@ async def test_whatever_comes_is_answered_and_nothing_of_it_is_left(fuzzed, case
     await until(lambda: not gateway.http.active)
     assert [use.sequences for use in gateway.limits._use.values()] == [0]
     assert gateway.topology.fleet.running.sum() == 0
-    assert not gateway.dispatcher._requests
+    assert not gateway.dispatcher.requests
     assert not gateway.requests._tickets
     assert seen["errors"] == []
     if seen["count"] % 50 == 0:

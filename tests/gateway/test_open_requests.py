@@ -7,17 +7,17 @@ import pytest
 
 from controlplane.dispatch.port import (
     DEAD,
+    Advanced,
+    Asked,
     Finished,
     Left,
     Lost,
     Placed,
     Prefix,
     PrefixWanted,
-    Progress,
     Queued,
     Refused,
     Rerouted,
-    Submit,
 )
 from controlplane.gateway.admission.validation import Kind
 from controlplane.gateway.errors import ApiError
@@ -34,7 +34,7 @@ class GatewaySide:
 
     def ticket(self, *, streamed=True) -> Ticket:
         number = self.requests.next_number()
-        asked = Submit(number, f"r{number}", "m", "east", 1, 0, None, 1e9, 1.0, 100, 40, None, 1, streamed)
+        asked = Asked(number, f"r{number}", "m", "east", 1, 0, None, 1e9, 1.0, 100, 40, None, 1, streamed)
         ticket = Ticket(
             asked=asked, grant=None, terms=None, call=SimpleNamespace(kind=Kind.CHAT, sequences=1), query=None
         )
@@ -64,7 +64,7 @@ async def test_a_stream_says_when_it_was_heard_of_last(side):
     side.requests.began(ticket)
     ticket.output_tokens = 3
     assert side.requests.last_heard() == {ticket.asked.number: 9.5}
-    assert side.records[-1] == Progress(((ticket.asked.number, 3),))
+    assert side.records[-1] == Advanced(((ticket.asked.number, 3),))
     ticket.connection = None
     assert side.requests.last_heard() == {}, "its instance has gone"
 
@@ -105,7 +105,7 @@ async def test_the_progress_of_all_streams_is_one_record_and_none_when_nothing_c
     assert sorted(first.tokens) == [(number, 0) for number in range(100)], "that it began is said too"
     assert sorted(second.tokens) == [(0, 7), (1, 7), (2, 7)]
     side.requests.headers_received(tickets[0])
-    assert side.records[-1] == Progress(headers=((0, 6.0),))
+    assert side.records[-1] == Advanced(headers=((0, 6.0),))
 
 
 async def test_how_the_prompt_of_a_waiting_request_begins_is_said_when_it_is_wanted(side):

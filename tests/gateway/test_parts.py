@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.dispatch.port import Submit
+from controlplane.dispatch.port import Asked
 from controlplane.gateway.admission import limits as limits_module
 from controlplane.gateway.admission.limits import Limits, LoopLoad, Pace
 from controlplane.gateway.errors import ApiError
@@ -81,7 +81,7 @@ class TestLimits:
 
 class TestTicket:
     def test_every_move(self):
-        asked = Submit(0, "r", "m", "east", 1, 0, None, 0.0, 0.0, 1, 1, None, 1, True)
+        asked = Asked(0, "r", "m", "east", 1, 0, None, 0.0, 0.0, 1, 1, None, 1, True)
         for before, after in itertools.product(TicketState, TicketState):
             ticket = Ticket(asked=asked, grant=None, terms=None, call=None, query=None, state=before)
             if after in MOVES[before]:

@@ -29,7 +29,7 @@ async def one_runs_and_three_wait(served):
     calls = {}
     for number, run in enumerate(("first", "a", "b", "c")):
         calls[run] = asyncio.create_task(ask(served, run))
-        await until(lambda number=number: len(served.gateway.dispatcher._requests) == number + 1)
+        await until(lambda number=number: len(served.gateway.dispatcher.requests) == number + 1)
     await until(lambda: len(served.gateway.dispatcher.queue) == 3)
     return calls
 

@@ -16,7 +16,7 @@ from django.utils import timezone
 from controlplane.dispatch.live_fleet import inventory as live_inventory
 from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.observation import Observation
-from controlplane.dispatch.port import Submit
+from controlplane.dispatch.port import Asked
 from controlplane.dispatch.token_accounts import Outlook
 from controlplane.fleet.lifecycle import start_times
 from controlplane.fleet.lifecycle.states import InstanceState
@@ -171,7 +171,7 @@ class Live:
         for at in range(self.requests, until):
             arrived_s = float(asked.arrival_s[at])
             self.topology.endpoints[int(self.topology.candidates(MODEL, REGIONS[asked.region[at]])[0])].count_demand(
-                Submit(
+                Asked(
                     at, str(at), MODEL, REGIONS[asked.region[at]], tenant_id=1, priority=0, due_s=None, arrived_at=arrived_s,
                     arrived_s=arrived_s, prompt_tokens=int(asked.prompt_tokens[at]),
                     predicted_tokens=int(asked.predicted_tokens[at]), max_tokens=None, sequences=1, streamed=True,

@@ -16,7 +16,7 @@ from controlplane.accounts.services import create_api_key, revoke_api_key
 from controlplane.gateway.models import LedgerRow
 from controlplane.usage.counting import count_usage
 from controlplane.usage.models import SUMS
-from controlplane.usage.selectors import Asked, summed, usage
+from controlplane.usage.selectors import UsageScope, summed, usage
 
 pytestmark = pytest.mark.sql
 KOLKATA = ZoneInfo("Asia/Kolkata")  # half an hour beside UTC
@@ -75,9 +75,9 @@ def sums(rows) -> dict[str, float]:
     return {name: sum(row[name] for row in rows) for name in SUMS}
 
 
-def asked(hours_since: float = 0, hours_until: float = 24) -> Asked:
+def asked(hours_since: float = 0, hours_until: float = 24) -> UsageScope:
     since, until = (BEGIN + timedelta(hours=hours) for hours in (hours_since, hours_until))
-    return Asked(since, until, None, zone=KOLKATA)
+    return UsageScope(since, until, None, zone=KOLKATA)
 
 
 def test_every_grouping_adds_up_to_the_same_cent_and_token(day, capsys):
@@ -88,7 +88,7 @@ def test_every_grouping_adds_up_to_the_same_cent_and_token(day, capsys):
         assert sums(usage(asked(), [group])) == pytest.approx(whole, rel=1e-9), group
     halves = [sums(usage(asked(0, 12.25))), sums(usage(asked(12.25, 24)))]
     assert {name: sum(half[name] for half in halves) for name in SUMS} == pytest.approx(whole, rel=1e-9)
-    by_tenant = [sums(usage(Asked(BEGIN, BEGIN + timedelta(days=1), Tenant.objects.filter(pk=pk), zone=KOLKATA)))
+    by_tenant = [sums(usage(UsageScope(BEGIN, BEGIN + timedelta(days=1), Tenant.objects.filter(pk=pk), zone=KOLKATA)))
                  for pk in Tenant.objects.values_list("pk", flat=True)]  # fmt: skip
     assert sum(one["charged_usd"] for one in by_tenant) == pytest.approx(whole["charged_usd"])
     Tenant.objects.update(time_zone="Asia/Kolkata")

@@ -25,7 +25,7 @@ from django.conf import settings
 from msgspec.structs import replace
 
 from controlplane.dispatch.live_fleet.topology import Request
-from controlplane.dispatch.port import Submit
+from controlplane.dispatch.port import Asked
 from controlplane.fleet.models import Deployment
 from tests.gateway.conftest import ServedGateway, until
 from tests.vllm.conftest import MAX_NUM_SEQS, MODEL, Server, emulated, profile, servers_of
@@ -120,7 +120,7 @@ async def test_whatever_is_predicted_everything_is_served(served):
     sick = [math.nan, math.inf, -math.inf, 0, -5, 10**12, 0.3, 1]
     possible = served.gateway.dispatcher.possible
 
-    def say(asked: Submit) -> int:
+    def say(asked: Asked) -> int:
         return possible(replace(asked, predicted_tokens=sick[int(asked.request_id)]))
 
     served.gateway.dispatcher.possible = say

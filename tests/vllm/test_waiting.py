@@ -131,7 +131,7 @@ async def test_an_evicted_answer_is_the_one_that_was_not_evicted(served, path):
     rows = await served.rows()
     assert [(row.outcome, row.output_tokens, row.evictions) for row in rows] == [("done", 700, 0), ("done", 700, 2)]
     assert rows[0].prompt_tokens == rows[1].prompt_tokens
-    assert not served.gateway.dispatcher._requests, request_of(served)
+    assert not served.gateway.dispatcher.requests, request_of(served)
 
 
 @pytest.mark.vllm

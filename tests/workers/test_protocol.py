@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.workers.conftest import spec
-from workers.emulator.calls import ApiError, Asked, Surface, decoded, read
+from workers.emulator.calls import ApiError, CheckedCall, Surface, decoded, read
 
 SPEC = spec(max_model_len=1024)
 CALLING = spec(max_model_len=1024, enable_auto_tool_choice=True)
@@ -20,7 +20,7 @@ BASE: dict[Surface, dict[str, Any]] = {
 }
 
 
-def ask(surface: Surface, server: Any = SPEC, **fields: object) -> Asked:
+def ask(surface: Surface, server: Any = SPEC, **fields: object) -> CheckedCall:
     given = {**BASE[surface], **fields}
     return read(surface, {name: value for name, value in given.items() if value is not ...}, server)
 

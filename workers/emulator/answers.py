@@ -9,7 +9,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any, Final
 
-from workers.emulator.calls import Asked, Prompt
+from workers.emulator.calls import CheckedCall, Prompt
 from workers.emulator.text import END_ID, LENGTHS, PIECES, WORDS, token_id
 
 _COUNT = len(PIECES)
@@ -79,7 +79,7 @@ class Sequence:
 class Answer:
     """One request's answer. The instance's loop calls `token` for each token and `ended` when a sequence is complete."""
 
-    def __init__(self, asked: Asked, request_id: str, model: str, created_s: int) -> None:
+    def __init__(self, asked: CheckedCall, request_id: str, model: str, created_s: int) -> None:
         self.asked = asked
         self.request_id = request_id
         self.model = model
@@ -179,7 +179,9 @@ class StreamedAnswer(Answer):
 
     shape: Shape
 
-    def __init__(self, asked: Asked, request_id: str, model: str, created_s: int, transport: asyncio.Transport) -> None:
+    def __init__(
+        self, asked: CheckedCall, request_id: str, model: str, created_s: int, transport: asyncio.Transport
+    ) -> None:
         super().__init__(asked, request_id, model, created_s)
         self._transport = transport
         self._opened = False

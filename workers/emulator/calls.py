@@ -130,7 +130,7 @@ class Tool:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CheckedCall:
     """A checked request: *n* sequences for each prompt. Lengths are in tokens."""
 
     surface: Surface
@@ -171,7 +171,7 @@ class Asked:
         return bool(self.get("return_token_ids"))
 
 
-def read(surface: Surface, body: dict[str, Any], spec: InstanceSpec) -> Asked:
+def read(surface: Surface, body: dict[str, Any], spec: InstanceSpec) -> CheckedCall:
     """Check *body* and return what it asks of the engine. Raises ApiError."""
     check_fields(surface, body)
     prompts = prompts_of(surface, body)
@@ -191,7 +191,7 @@ def read(surface: Surface, body: dict[str, Any], spec: InstanceSpec) -> Asked:
     if (body.get("min_tokens") or 0) > min(max_tokens):
         raise bad(f"min_tokens must be less than or equal to max_tokens={min(max_tokens)}, got {body['min_tokens']}.")
     tools, must_call, named = _tools(surface, body, spec)
-    return Asked(surface, body, prompts, max_tokens, body.get("n") or 1, tools, must_call, named, _schema(body))
+    return CheckedCall(surface, body, prompts, max_tokens, body.get("n") or 1, tools, must_call, named, _schema(body))
 
 
 def check_fields(surface: Surface, body: dict[str, Any]) -> None:

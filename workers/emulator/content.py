@@ -11,7 +11,7 @@ import orjson
 
 from workers.emulator import requested_length, text
 from workers.emulator.answers import Answer, Sequence
-from workers.emulator.calls import Asked, Prompt, Tool
+from workers.emulator.calls import CheckedCall, Prompt, Tool
 from workers.emulator.spec import InstanceSpec
 
 MAX_DEPTH: Final = 12
@@ -113,7 +113,7 @@ class Content:
                 sequence.output_tokens, sequence.finish_reason = len(stopped[0]), "stop"
         return sequence
 
-    def _draw(self, asked: Asked, prompt: Prompt, index: int) -> tuple[int, int]:
+    def _draw(self, asked: CheckedCall, prompt: Prompt, index: int) -> tuple[int, int]:
         """Return the number that decides the text, and the answer's length in tokens before any cut.
 
         With a seed or temperature 0 the same prompt gets the same answer; otherwise the next number of this server's
@@ -133,7 +133,7 @@ class Content:
         return number, length
 
 
-def _called(asked: Asked, number: int) -> Tool | None:
+def _called(asked: CheckedCall, number: int) -> Tool | None:
     """Return the tool that an answer calls; where the choice is free, half of the answers call one."""
     if not asked.tools or (not asked.must_call and number % 2):
         return None

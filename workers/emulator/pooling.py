@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scheduling.model_task import Task
 from workers.emulator import text
 from workers.emulator.answers import Answer
-from workers.emulator.calls import Asked, Prompt, bad, check_fields, check_length, malformed, words_of
+from workers.emulator.calls import CheckedCall, Prompt, bad, check_fields, check_length, malformed, words_of
 from workers.emulator.spec import InstanceSpec
 
 Vector = NDArray[np.float32]
@@ -28,7 +28,7 @@ PAIRS: Final = (("query", "documents"), ("queries", "documents"), ("text_1", "te
 JSON_TYPE: Final = "application/json"
 
 
-def read(path: str, body: dict[str, Any], spec: InstanceSpec) -> tuple[Asked, list[str], list[str]]:
+def read(path: str, body: dict[str, Any], spec: InstanceSpec) -> tuple[CheckedCall, list[str], list[str]]:
     """Return the request, and the two sides of its pairs where texts are scored. Raises ApiError."""
     check_fields("pooling", body)
     ones: list[str] = []
@@ -59,7 +59,7 @@ def read(path: str, body: dict[str, Any], spec: InstanceSpec) -> tuple[Asked, li
         prompts = [Prompt(one.text[: most * text.CHARACTERS_PER_TOKEN], one.ids and one.ids[:most]) for one in prompts]
     for prompt in prompts:
         check_length(prompt, spec.max_model_len)
-    return Asked("pooling", body, tuple(prompts), (1,) * len(prompts)), ones, others
+    return CheckedCall("pooling", body, tuple(prompts), (1,) * len(prompts)), ones, others
 
 
 def _listed(side: Any) -> list[str]:

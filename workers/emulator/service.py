@@ -15,7 +15,7 @@ from aiohttp import web
 
 from workers.emulator import calls, pooling, text
 from workers.emulator.answers import Answer, CutError, StreamedAnswer
-from workers.emulator.calls import ApiError, Asked, Prompt, Surface, bad, decoded, malformed
+from workers.emulator.calls import ApiError, CheckedCall, Prompt, Surface, bad, decoded, malformed
 from workers.emulator.instance import EmulatedInstance, SleepMode
 from workers.emulator.shapes import SHAPES
 from workers.vllm.sound import seconds_of, sound_tokens
@@ -122,7 +122,7 @@ async def speech(instance: EmulatedInstance, request: web.Request) -> web.Stream
     return await _answered(instance, request, replace(asked, surface="speech"))
 
 
-async def _answered(instance: EmulatedInstance, request: web.Request, asked: Asked) -> web.StreamResponse:
+async def _answered(instance: EmulatedInstance, request: web.Request, asked: CheckedCall) -> web.StreamResponse:
     given_id = request.headers.get("X-Request-Id") or uuid.uuid4().hex[:16]
     request_id = f"{PREFIXES.get(asked.surface, 'chatcmpl')}-{given_id}"
     model = asked.get("model", instance.spec.model)
@@ -151,7 +151,12 @@ async def _computed(instance: EmulatedInstance, answer: Answer) -> AsyncIterator
 
 
 async def _streamed(
-    instance: EmulatedInstance, request: web.Request, asked: Asked, request_id: str, model: str, headers: dict[str, str]
+    instance: EmulatedInstance,
+    request: web.Request,
+    asked: CheckedCall,
+    request_id: str,
+    model: str,
+    headers: dict[str, str],
 ) -> web.StreamResponse:
     # vLLM sends the head of a stream at once, even while the request waits.
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8", **headers})
@@ -166,7 +171,7 @@ async def _streamed(
     return response
 
 
-def _checked(instance: EmulatedInstance, body: dict[str, Any], surface: Surface) -> Asked:
+def _checked(instance: EmulatedInstance, body: dict[str, Any], surface: Surface) -> CheckedCall:
     _check_model(instance, body.get("model"))
     if body.get("background"):
         raise ApiError(400, "invalid_request_error", "This vLLM engine does not support `store=True`.", "background")

@@ -21,7 +21,7 @@ from controlplane.resources.inventory import PRICES
 from controlplane.resources.tables import ROW_LIMIT, csv_response
 from controlplane.usage.models import SUMS, Work
 from controlplane.usage.prices import set_price
-from controlplane.usage.selectors import Asked, counted_until, summed, usage, zone_of
+from controlplane.usage.selectors import UsageScope, counted_until, summed, usage, zone_of
 
 router = Router(auth=PEOPLE_AND_KEYS, tags=["Records"])
 
@@ -148,7 +148,7 @@ def _cell(name: str, value: Any) -> Any:
     return f"{value:.6f}" if name.endswith("_usd") else value
 
 
-def _items(asked: Asked, groups: list[Group], limit: int) -> Iterator[dict[str, Any]]:
+def _items(asked: UsageScope, groups: list[Group], limit: int) -> Iterator[dict[str, Any]]:
     by = [group for group in get_args(Group) if group in groups]
     for row in map(summed, usage(asked, by)[:limit].iterator(chunk_size=2_000)):
         day: datetime | None = row.get("day")
@@ -163,7 +163,7 @@ def _items(asked: Asked, groups: list[Group], limit: int) -> Iterator[dict[str, 
         yield dict.fromkeys(NAMES) | row | named
 
 
-def _asked(caller: Caller, query: UsageFilter) -> Asked:
+def _asked(caller: Caller, query: UsageFilter) -> UsageScope:
     now = timezone.now()
     tenants = None if caller.sees_fleet else caller.tenants()
     seen = Tenant.objects.all() if tenants is None else tenants
@@ -187,7 +187,7 @@ def _asked(caller: Caller, query: UsageFilter) -> Asked:
         raise ApiError(422, "invalid", words, "since")
     if "instance" in query.group_by:
         names = {"model": query.model, "slo_class": query.slo_class}
-    return Asked(since, until, tenants, names, zone)
+    return UsageScope(since, until, tenants, names, zone)
 
 
 def _quarter(moment: datetime) -> datetime:

@@ -23,7 +23,7 @@ from controlplane.dispatch.live_fleet.inventory import (
     ModelSpec,
     SwapGroupSpec,
 )  # fmt: skip
-from controlplane.dispatch.port import Submit, WeightedTargets
+from controlplane.dispatch.port import Asked, WeightedTargets
 from controlplane.events.models import Severity
 from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
 from controlplane.tuning.selectors import Values
@@ -39,7 +39,10 @@ from scheduling.fleet.arrays import (
     index_members,
 )
 from scheduling.fleet.carried import set_front_end
+from scheduling.fleet.front_end import FrontEnd
+from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy, array_value
+from scheduling.queueing.held_work import Release
 from scheduling.queueing.ordering import Standing
 from scheduling.queueing.waits.waiting_time import Wait
 from scheduling.routing.adapters import forget_adapters
@@ -69,18 +72,19 @@ class Estimate:
 
 
 class Request(Struct, eq=False):
-    asked: Submit
+    asked: Asked
     predicted_tokens: int  # possible output
     endpoint: Endpoint  # where it waits or runs
+    row: int = -1  # in the request table
     slot: int = -1  # in the waiting set, while waiting
     group: int = -1  # number of its last request group
     run: int = -1  # number of its application run, -1 for none
     adapter: int = -1  # number of its LoRA adapter, -1 for none
-    blocks: NDArray[np.int64] | None = None  # `Submit.token_blocks`, while an instance holds a copy of each for it
+    blocks: NDArray[np.int64] | None = None  # `Asked.token_blocks`, while an instance holds a copy of each for it
     adapter_tier: int = 0  # where that was when it was placed last: `routing.adapters`
     unload: tuple[str, ...] = ()  # adapters that leave its instance for that
     standing: Standing | None = None  # of its run, as of when it was queued or the run's rank was refreshed
-    queue_key_s: float = 0.0  # there, on the clock of `Submit.arrived_at`
+    queue_key_s: float = 0.0  # there, on the clock of `Asked.arrived_at`
     replica: Replica | None = None
     attempts: int = 0
     evictions: int = 0  # attempts that ended by eviction
@@ -98,7 +102,7 @@ class Request(Struct, eq=False):
     ahead_tokens: int = 0  # output tokens that the maps count
     estimate: Estimate | None = None  # of its wait, when it came
     own_region: str = ""  # of its caller, until the gateway knows it
-    release: dict[str, object] | None = None  # by the queue manager, until the gateway knows it
+    release: Release | None = None  # by the queue manager, until the gateway knows it
     released_s: float | None = None  # when the queue manager released it; None: it held it never
     failed_at: list[Replica] = []  # instances that failed it
     unproved: list[tuple[Replica, str]] = []
@@ -139,11 +143,23 @@ class Endpoint:
         return self.spec.region
 
     @property
+    def policy(self) -> EndpointPolicy:
+        return self.spec.policy
+
+    @property
+    def profile(self) -> Profile:
+        return self.spec.profile
+
+    @property
+    def front_end(self) -> FrontEnd:
+        return self.spec.front_end
+
+    @property
     def is_spot(self) -> bool:
         """Whether its instances are donated: it serves opportunistic requests alone."""
         return self.base is not None
 
-    def count_demand(self, asked: Submit, now_s: float) -> None:
+    def count_demand(self, asked: Asked, now_s: float) -> None:
         """Count the tokens of *asked*, whose caller prefers this endpoint, wherever it is served.
 
         Only interactive classes: forecasts cover those, and demand is compared with them (SageServe 6.4, 6.5.1).

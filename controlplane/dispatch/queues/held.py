@@ -4,7 +4,7 @@ import math
 import time
 from typing import Any, Final
 
-from controlplane.dispatch.holding import Holding
+from controlplane.dispatch.holding import HeldRequests
 from controlplane.dispatch.wire import HELD_COLUMNS
 from scheduling.queueing.held_work import LOOK_S, Release, Signal
 from scheduling.queueing.release_rule import USE
@@ -18,14 +18,14 @@ Table = dict[str, list[Any]]
 class HeldView:
     """Published held work, read again once a second."""
 
-    def __init__(self, holding: Holding) -> None:
+    def __init__(self, holding: HeldRequests) -> None:
         self.holding = holding
         self._table: Table = {}
         self._read_s = -math.inf
 
     def __call__(self) -> Table:
         """Return the columns `HELD_COLUMNS`."""
-        now_s = self.holding.clock()
+        now_s = self.holding.fleet.now_s
         if now_s - self._read_s >= EVERY_S:
             self.holding.read_signals()
             rows = self._models(now_s)
@@ -35,8 +35,8 @@ class HeldView:
 
     def _models(self, now_s: float) -> list[Row]:
         work, rows = self.holding.work, []
-        last = {one.model: (at_s, one) for at_s, one in self.holding.released}
-        for model in sorted({endpoint.model for endpoint in self.holding.topology.endpoints}):
+        last = {one.model: (at_s, one) for at_s, one in self.holding.control.released}
+        for model in sorted({endpoint.model for endpoint in self.holding.fleet.endpoints}):
             held, announced = work.all_of(model), work.expected(model)
             if not held and not announced:
                 continue
@@ -44,7 +44,7 @@ class HeldView:
             start_s = min((one.start_by_s for one in held), default=math.inf)
             first = next(iter(work.first(model, 1)), None)
             next_s = work.wait_s(first, 1, now_s)[0] if first is not None else None
-            if any(self._pulls(one, now_s) for one in self.holding.signals if one.model == model):
+            if any(self._pulls(one, now_s) for one in self.holding.control.signals if one.model == model):
                 next_s = LOOK_S if first is not None and work.rule(model).by == USE else next_s
             rows.append(
                 {

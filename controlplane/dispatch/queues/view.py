@@ -29,7 +29,7 @@ def see(dispatcher: Dispatcher) -> Snapshot | None:
     """Return all groups in virtual queues, pinned ones included; None if there are none."""
     topology, queue = dispatcher.topology, dispatcher.queue
     running = running_in(topology, queue)
-    return snapshot(topology.fleet, topology.arrays, queue.arrays, queue.moment_s, running=running, pinned=True)
+    return snapshot(topology.fleet, topology.arrays, queue.arrays, queue.clock(), running=running, pinned=True)
 
 
 def risk_of(slack_s: float) -> str:

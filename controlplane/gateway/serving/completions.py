@@ -13,7 +13,7 @@ from functools import partial
 import orjson
 from msgspec import structs
 
-from controlplane.dispatch.port import ERROR, Placed, ServedModel, ServedModels, Submit, WeightedTargets
+from controlplane.dispatch.port import ERROR, Asked, Placed, ServedModel, ServedModels, WeightedTargets
 from controlplane.gateway.admission.budgets import Admission, Budgets
 from controlplane.gateway.admission.keys import Grant, Keys, SloTerms
 from controlplane.gateway.admission.limits import Limits, LoopLoad
@@ -295,7 +295,7 @@ class Completions:
         fallback = "" if served.base else self.catalog.fallback(served, call.kind, prompt_tokens)
         if fallback and (not grant.may_ask(fallback) or self.budgets.spent(*caller, fallback)):
             fallback = ""
-        asked = Submit(
+        asked = Asked(
             number=self.requests.next_number(),
             request_id=request.request_id,
             model=base,

@@ -75,7 +75,7 @@ class Interrupt(Enum):
 class Ticket(RequestRecord, eq=False, kw_only=True):
     """One request on the HTTP side, from its arrival to its ledger row. Times are seconds of the event loop's clock."""
 
-    asked: port.Submit  # the dispatcher's part of it
+    asked: port.Asked  # the dispatcher's part of it
     grant: Grant
     terms: SloTerms
     call: Call
@@ -275,7 +275,7 @@ class OpenRequests:
 
     def headers_received(self, ticket: Ticket) -> None:
         """Record that the instance of *ticket* begins to answer."""
-        self._send(port.Progress(headers=((ticket.asked.number, self.clock() - ticket.placed_s),)))
+        self._send(port.Advanced(headers=((ticket.asked.number, self.clock() - ticket.placed_s),)))
 
     def began(self, ticket: Ticket) -> None:
         """Record the first token of its instance: the prompt is prefilled."""
@@ -299,7 +299,7 @@ class OpenRequests:
                 ticket.reported_tokens = ticket.output_tokens
                 moved.append((ticket.asked.number, ticket.output_tokens))
         if moved:
-            self._send(port.Progress(tuple(moved)))
+            self._send(port.Advanced(tuple(moved)))
 
     def last_heard(self) -> dict[int, float]:
         """Report everything received; return when each stream was last heard from, by number, on the clock."""

@@ -13,6 +13,7 @@ from scheduling.fleet.front_end import NO_LIMIT
 from scheduling.fleet.sleep_level import IN_MEMORY, sleep_level
 from scheduling.policy import write_record
 from scheduling.queueing.fair_shares import NO_SHARES
+from scheduling.queueing.held import OPPORTUNISTIC
 from scheduling.queueing.ordering import FAIR, QLM
 from scheduling.queueing.virtual_queues import fit_groups
 from scheduling.queueing.waiting_set import allocate_waiting, grow_waiting
@@ -41,7 +42,7 @@ from scheduling.simulation.cluster.world import (
 )
 from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.engine.state import allocate_engines
-from scheduling.simulation.workload.requests import OPPORTUNISTIC, Requests, check_prefixes, check_requests
+from scheduling.simulation.workload.requests import Requests, check_prefixes, check_requests
 
 FIRST_WAITING = 4096
 FIRST_CHANGES = 1024

@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import compiled_inline, compiled_internal, index
+from scheduling.queueing.held import HELD, OPPORTUNISTIC
 from scheduling.routing.regions import asked_work_s, backlog_s, first_choice, first_with_room, fullness
 from scheduling.routing.routers import has_room, shortest_queue
 from scheduling.scaling.reactive import reactive_move
 from scheduling.simulation.cluster.totals import grown_at_most, grown_tokens, observe_memory, report
 from scheduling.simulation.cluster.world import World, base_of
 from scheduling.simulation.engine.state import NONE
-from scheduling.simulation.workload.requests import HELD, OPPORTUNISTIC
 
 Moment = tuple[World, float, int]
 """The fleet at a time, as a source of events sees it."""

@@ -14,6 +14,7 @@ from scheduling.fleet.profile import decode_time_s, service_time_s
 from scheduling.lookahead.maps import leave
 from scheduling.queueing.fair_shares import OUTPUT_WEIGHT
 from scheduling.queueing.groups import BY_RANK
+from scheduling.queueing.held import ENDS_ON_RECLAIM
 from scheduling.queueing.ordering import (
     BY_RUN,
     FAIR,
@@ -61,7 +62,6 @@ from scheduling.simulation.engine.batch import give
 from scheduling.simulation.engine.prefix_cache import cached_blocks, settle_iteration
 from scheduling.simulation.engine.sequences import free_sequence, take_sequence
 from scheduling.simulation.engine.state import ADAPTERS, GIVEN, NONE
-from scheduling.simulation.workload.requests import ENDS_ON_RECLAIM
 
 WEIGHTS: Final = RULES.index(ModelRule.WEIGHTS)
 

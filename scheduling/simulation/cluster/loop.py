@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from scheduling.compiled import compiled, compiled_inline, compiled_internal, index
+from scheduling.queueing.held import HELD
 from scheduling.queueing.waiting_set import FREE_COUNT, free_slot
 from scheduling.simulation.cluster.choices import (
     choose_endpoint,
@@ -50,7 +51,6 @@ from scheduling.simulation.cluster.totals import observe_endpoint, sum_up, updat
 from scheduling.simulation.cluster.world import WAITING, World, base_of, spot_of
 from scheduling.simulation.engine.batch import begin, end, give
 from scheduling.simulation.engine.state import IDLE, LEAVING, NONE
-from scheduling.simulation.workload.requests import HELD
 
 # Reasons for pausing the loop.
 RUNS: Final = -1

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from scheduling.compiled import compiled
 from scheduling.fleet.arrays import at_once
+from scheduling.simulation.cluster.choices import column
 from scheduling.simulation.cluster.world import World
 from scheduling.simulation.engine.state import FREE_SEQUENCES
 
@@ -24,8 +25,8 @@ OUTPUT: Final = 9
 
 
 @compiled
-def occupancy(world: World, other: NDArray[np.bool_], free: NDArray[np.bool_], rows: NDArray[np.int64]) -> None:
-    """Write *rows* (endpoints x `COLUMNS`); *other*, by request: of a class that is not interactive. *free* is scratch."""
+def occupancy(world: World, free: NDArray[np.bool_], rows: NDArray[np.int64]) -> None:
+    """Write *rows* (endpoints x `COLUMNS`), `control.fleet.Fleet.occupancy`. *free* is scratch, by sequence."""
     fleet, waiting, engines = world.fleet, world.waiting, world.engines
     rows[:] = 0
     for instance in range(fleet.endpoint.size):
@@ -43,12 +44,12 @@ def occupancy(world: World, other: NDArray[np.bool_], free: NDArray[np.bool_], r
     for sequence in range(engines.sequences.size):
         this = engines.sequences[sequence]
         if not free[sequence] and fleet.accepting[this.instance] != 0:
-            endpoint, kind = fleet.endpoint[this.instance], int(other[this.request])
+            endpoint, kind = fleet.endpoint[this.instance], int(column(world.arrivals.held, this.request) != 0)
             rows[endpoint, TOKENS + kind] += this.expected_tokens
             rows[endpoint, REQUESTS + kind] += 1
     for endpoint in range(rows.shape[0]):
         for at in range(waiting.size[endpoint]):
             slot = waiting.heap[endpoint, at]
-            kind = int(other[world.held[slot]])
+            kind = int(column(world.arrivals.held, world.held[slot]) != 0)
             rows[endpoint, TOKENS + kind] += waiting.prompt_tokens[slot] + waiting.output_tokens[slot]
             rows[endpoint, REQUESTS + kind] += 1

@@ -28,6 +28,7 @@ from scheduling.fleet.state import (
 )
 from scheduling.policy import EndpointPolicy
 from scheduling.queueing.groups import GROUP_ORDERS
+from scheduling.queueing.held import OPPORTUNISTIC
 from scheduling.queueing.ordering import (
     BY_RUN,
     FAIR,
@@ -61,7 +62,7 @@ from scheduling.simulation.state.placing import (
     Where,
 )
 from scheduling.simulation.workload.columns import Coded, Workload
-from scheduling.simulation.workload.requests import OPPORTUNISTIC, Requests
+from scheduling.simulation.workload.requests import Requests
 
 OVERRUN: float = 1.2
 """Expected length of an output that exceeds all known ratios, over what it has; as look-ahead maps have it."""

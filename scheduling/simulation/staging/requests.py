@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduling.queueing.held import HELD
 from scheduling.queueing.ordering import hold_s
 from scheduling.queueing.promises import ADMIT
 from scheduling.simulation.cluster.description import Cluster
@@ -13,7 +14,7 @@ from scheduling.simulation.holding import held_where_held, models_held
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.staging.problem import ScenarioProblem
 from scheduling.simulation.workload.columns import Coded, Workload
-from scheduling.simulation.workload.requests import HELD, Requests, make_requests
+from scheduling.simulation.workload.requests import Requests, make_requests
 
 
 def requests_of(

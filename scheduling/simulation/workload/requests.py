@@ -6,14 +6,10 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from scheduling.queueing.held import ENDS_ON_RECLAIM, HELD, OPPORTUNISTIC
+
 CHUNK: Final = 1_000_000  # requests looked at in one go, so that checking ten million takes little memory
 
-HELD: Final = 1
-"""The queue manager for non-interactive work holds it on arrival."""
-OPPORTUNISTIC: Final = 2
-"""Donated instances serve it, and others when capacity is left."""
-ENDS_ON_RECLAIM: Final = 4
-"""It ends with an error when its donated instance is reclaimed, instead of waiting again."""
 MOST_HELD: Final = HELD + OPPORTUNISTIC + ENDS_ON_RECLAIM
 
 
@@ -53,6 +49,11 @@ class Requests(NamedTuple):
     """`prefix_hashes[prefix_first[r]:prefix_first[r + 1]]` stand for the leading full blocks of r's prompt, each for all
     tokens up to its end. Empty when no prompts share a prefix."""
     prefix_hashes: NDArray[np.int64]
+
+    @property
+    def since_s(self) -> NDArray[np.float64]:
+        """Arrival of its work (`control.fleet.RequestTable`)."""
+        return self.arrival_s
 
     @property
     def count(self) -> int:  # type: ignore[override]  # a tuple's own `count` is of no use here

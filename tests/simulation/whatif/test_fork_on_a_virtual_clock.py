@@ -38,7 +38,7 @@ from scheduling.simulation.scenario import Scenario
 from tests.examples import at_night_but
 from tests.gateway.rows import make_model, make_rows
 from tests.simulation.whatif.rows import as_it_went
-from tests.simulation.whatif.virtual_fleet import BLOCK_TOKENS, Asked, VirtualFleet
+from tests.simulation.whatif.virtual_fleet import BLOCK_TOKENS, DrawnRequest, VirtualFleet
 
 AFTER_S, LONG_S = 180.0, 600.0
 INSTANCES, SEQUENCES = 3, 4
@@ -75,7 +75,7 @@ def lend() -> None:
     Tenant.objects.get().slo_classes.add(spare)
 
 
-def requests(until_s: float, per_s: float, longest: int = 400, spare: float = 0.0) -> list[Asked]:
+def requests(until_s: float, per_s: float, longest: int = 400, spare: float = 0.0) -> list[DrawnRequest]:
     """Return requests before *until_s*, at random times and of random lengths; a share *spare* is opportunistic."""
     random = np.random.default_rng(1)
     asked, came_s = [], 0.0
@@ -84,7 +84,9 @@ def requests(until_s: float, per_s: float, longest: int = 400, spare: float = 0.
         predicted = max(1, int(output * np.exp(0.4 * random.standard_normal())))
         drawn = random.random()
         slo_class = "interactive" if drawn < 0.6 - spare else "flexible" if drawn < 1.0 - spare else "spare"
-        asked.append(Asked(round(came_s, 6), "east", slo_class, int(random.integers(20, longest)), output, predicted))
+        asked.append(
+            DrawnRequest(round(came_s, 6), "east", slo_class, int(random.integers(20, longest)), output, predicted)
+        )
     return asked
 
 
@@ -124,7 +126,7 @@ class Both:
         return [(at_s, numbers[request], instance) for at_s, request, instance in each]
 
 
-def alike(asked: list[Asked], until_s: float) -> list[Asked]:
+def alike(asked: list[DrawnRequest], until_s: float) -> list[DrawnRequest]:
     """Return *asked*; prompts that come before *until_s* are of six kinds, alike as far as they go."""
     random, some = np.random.default_rng(4), []
     for each in asked:
@@ -242,7 +244,7 @@ def test_a_fork_has_runs_in_progress_where_they_stood(db, ordering, per_s):
     assert len(waiting) > (30 if per_s < 5 else 300)
     assert all(one.standing is not None and one.standing.rank_s > 0 for one in waiting.values())
 
-    live.run([Asked(at_s + AFTER_S - 1.0, "east", "interactive", 20, 5, 5)])  # a simulation needs one that comes
+    live.run([DrawnRequest(at_s + AFTER_S - 1.0, "east", "interactive", 20, 5, 5)])  # a simulation needs one that comes
     live.write_ledger()
     result = simulate(as_it_went(start, AFTER_S))
     both = Both(
@@ -336,7 +338,7 @@ def test_announced_work_sets_the_pace_in_a_fork_too(db):
     fleet, simulation = both.decisions_of_the_fleet(), both.decisions_of_the_simulation()
     assert [row[1:] for row in simulation] == [row[1:] for row in fleet]
     np.testing.assert_allclose([row[0] for row in simulation], [row[0] for row in fleet], atol=1e-5)
-    assert "pace" in {one.why for _, one in both.live.dispatcher.holding.released}
+    assert "pace" in {one.why for _, one in both.live.dispatcher.holding.control.released}
 
 
 @pytest.mark.parametrize("reclaimed", [False, True])

@@ -19,7 +19,7 @@ from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet import inventory
 from controlplane.dispatch.live_fleet.topology import Replica, Topology
 from controlplane.dispatch.observation import Observation
-from controlplane.dispatch.port import Evict, FellBack, Finished, Left, Placed, Progress, Refused, Submit
+from controlplane.dispatch.port import Advanced, Asked, Evict, FellBack, Finished, Left, Placed, Refused
 from controlplane.dispatch.snapshot import Snapshot
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, Instance, Model, PerformanceProfile, SloClass, SloKind
@@ -42,7 +42,7 @@ BEGAN_AT = datetime(2026, 1, 5, 9, 0, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class DrawnRequest:
     """A request that comes."""
 
     arrived_s: float
@@ -66,7 +66,7 @@ class Asked:
 class Course:
     """How it goes."""
 
-    asked: Asked
+    asked: DrawnRequest
     placed: Placed | None = None
     first_queue_s: float | None = None
     first_token_s: float | None = None
@@ -155,7 +155,7 @@ class VirtualFleet:
                 course.reported_tokens = course.tokens
                 moved.append((number, course.tokens))
         if moved:
-            self.dispatcher.take(Progress(tuple(moved)))
+            self.dispatcher.take(Advanced(tuple(moved)))
         return {number: self.courses[number].token_s for number in self.streaming}
 
     # What happens
@@ -173,7 +173,7 @@ class VirtualFleet:
         self.dispatcher.apply_inventory(inventory.read())
         self.dispatcher.pump_all()
 
-    def run(self, asked: Sequence[Asked], until_s: float = inf) -> None:
+    def run(self, asked: Sequence[DrawnRequest], until_s: float = inf) -> None:
         """Let come what is *asked*, in order of time, and everything else happen before *until_s*."""
         arrivals = deque(asked)
         while True:
@@ -192,7 +192,7 @@ class VirtualFleet:
             self.now_s = now_s
             if now_s == look_s:
                 self.looked_s = look_s
-                self.dispatcher.holding.look()
+                self.dispatcher.holding.release_due()
             elif now_s == arrival_s:
                 self._arrive(arrivals.popleft())
             elif now_s == event_s:
@@ -207,13 +207,13 @@ class VirtualFleet:
                 self.counted_s = count_s
                 self.report()
 
-    def _arrive(self, asked: Asked) -> None:
+    def _arrive(self, asked: DrawnRequest) -> None:
         number, slo = len(self.courses), self.classes[asked.slo_class]
         model = self.models[asked.model or self.model]
         self.courses.append(Course(asked))
         terms = SloTerms.of(slo)
         self.dispatcher.take(
-            Submit(
+            Asked(
                 number,
                 f"r{number}",
                 model.name,
@@ -355,7 +355,7 @@ class VirtualFleet:
         )
 
 
-def _blocks(asked: Asked) -> NDArray[np.int64]:
+def _blocks(asked: DrawnRequest) -> NDArray[np.int64]:
     return filled(np.array(asked.recorded, np.int64), BLOCK_TOKENS, BLOCK_TOKENS)
 
 

@@ -29,7 +29,7 @@ CHARTS_EVERY_S = 15
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PageScope:
     """The scope of the query string, limited to what the user may see."""
 
     filters: Filters
@@ -42,7 +42,7 @@ class Asked:
         return selectors.scope_of(now, int(self.filters["hours"]), self.filters["model"], tenants)
 
 
-def asked_of(request: HttpRequest) -> Asked:
+def asked_of(request: HttpRequest) -> PageScope:
     everything = may(request, Role.VIEWER)
     own = [tenant.name for tenant in visible_tenants(request.user)]
     models, known_tenants = selectors.known_series(None if everything else own)
@@ -54,10 +54,10 @@ def asked_of(request: HttpRequest) -> Asked:
         Select("hours", "Time range", last_hours(1, 6, 24, 168), "6"),
         sort_by(LENGTH_SERIES.sorting, "-requests"),
     )
-    return Asked(filters, own, everything)
+    return PageScope(filters, own, everything)
 
 
-def chart_of(asked: Asked, now: datetime) -> Chart:
+def chart_of(asked: PageScope, now: datetime) -> Chart:
     """Return the chart of the page, built once per scope and period."""
     scope, filters = asked.scope(now), asked.filters
     key = ("lengths", filters["model"], filters["hours"], scope.tenants, int(now.timestamp()) // CHARTS_EVERY_S)

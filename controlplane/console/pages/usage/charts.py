@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from controlplane.console.charts.spec import AMOUNT, COUNT, DAYS, STYLES, Axis, Chart, Series, local
 from controlplane.console.formats import count, quantity, usd
 from controlplane.console.pages.usage.tables import GROUPS, IDLE, name_of, with_hours
-from controlplane.usage.selectors import Asked, usage
+from controlplane.usage.selectors import UsageScope, usage
 
 DAY, HOUR = timedelta(days=1), timedelta(hours=1)
 OTHERS, USED = "Others", "Used"
@@ -41,7 +41,7 @@ SHOWN = {
 }
 
 
-def usage_over_time(asked: Asked, group: str, shown: Shown, by_hour: bool) -> Chart:
+def usage_over_time(asked: UsageScope, group: str, shown: Shown, by_hour: bool) -> Chart:
     """Bars of each day, or hour, of *asked*; the greatest of *group* have their own series."""
     step, of = (HOUR, "hour") if by_hour else (DAY, "day")
     sums: dict[str, dict[datetime, float]] = defaultdict(lambda: defaultdict(int))
@@ -90,5 +90,5 @@ def _bar(name: str, values: Sequence[float], style: tuple[str, str], step: timed
     return Series(name, [round(value, 6) for value in values], style, shape="square", more=more)
 
 
-def _steps(asked: Asked, step: timedelta) -> list[datetime]:
+def _steps(asked: UsageScope, step: timedelta) -> list[datetime]:
     return [asked.since + number * step for number in range(-(-(asked.until - asked.since) // step))]

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 from controlplane.resources.filters import Order
 from controlplane.resources.tables import Columns, sorted_by
 from controlplane.usage.models import SUMS, Work
-from controlplane.usage.selectors import Asked, summed, usage
+from controlplane.usage.selectors import UsageScope, summed, usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def columns(group: str, sees_idle: bool, zone: ZoneInfo) -> Columns:
     return {**names, **SUMMED, **idle}
 
 
-def lines(asked: Asked, group: str, order: Order) -> list[Line]:
+def lines(asked: UsageScope, group: str, order: Order) -> list[Line]:
     """One line for each of *group*, sorted, then what was idle."""
     named: dict[Any, Line] = {}
     idle = _line(IDLE, idle=True)

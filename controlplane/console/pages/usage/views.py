@@ -25,7 +25,7 @@ from controlplane.resources.budgets import BUDGETS
 from controlplane.resources.filters import Day, Filters, Hidden, Select, every, model_select, number, sort_by
 from controlplane.resources.inventory import PRICES
 from controlplane.resources.tables import table
-from controlplane.usage.selectors import Asked, counted_until, usage, used_models, zone_of
+from controlplane.usage.selectors import UsageScope, counted_until, usage, used_models, zone_of
 
 DAY = timedelta(days=1)
 LONGEST = 366 * DAY
@@ -40,7 +40,7 @@ class Query:
     """What the query string asks for, within what the user may see."""
 
     filters: Filters
-    asked: Asked
+    asked: UsageScope
     sees_fleet: bool
     several_tenants: bool
 
@@ -79,7 +79,7 @@ def query_of(request: HttpRequest, now: datetime) -> Query:
         "slo_class": filters["class"],
         "api_key": str(number(filters["key"]) or ""),
     }
-    return Query(filters, Asked(since, until, of, narrowed, zone), sees_fleet, several)
+    return Query(filters, UsageScope(since, until, of, narrowed, zone), sees_fleet, several)
 
 
 def period(filters: Filters, now: datetime, zone: ZoneInfo) -> tuple[datetime, datetime]:

@@ -8,7 +8,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.utils import timezone
 
 from controlplane.accounts.models import Tenant
-from controlplane.usage.selectors import Asked, summed, usage, zone_of
+from controlplane.usage.selectors import UsageScope, summed, usage, zone_of
 
 GROUPS = ("tenant", "key", "model", "slo_class", "work", "gpu_type", "application", "batch", "instance", "day", "hour")
 INTS, DOLLARS = ("requests", "prompt_tokens", "output_tokens"), ("gpu_s", "cost_usd", "charged_usd")
@@ -28,7 +28,7 @@ class Command(BaseCommand):
         zone = zone_of(tenants, "")
         day = day or timezone.now().astimezone(zone).date()
         since, until = (datetime.combine(day + timedelta(days=more), time(), zone) for more in (0, 1))
-        asked = Asked(since, until, tenants, zone=zone)
+        asked = UsageScope(since, until, tenants, zone=zone)
         self.stdout.write(f"{day} in {zone}, {tenant or 'the fleet'}; of which idle stands below")
         self.stdout.write(f"{'by':<12}{'lines':>6}{'requests':>10}{'prompt':>12}{'output':>12}{'GPU-h':>10}{'cost':>12}"
                           f"{'charged':>12}")  # fmt: skip

@@ -8,6 +8,7 @@ import pytest
 from msgspec import convert
 
 from scheduling.fleet.state import FleetState
+from scheduling.queueing.held import OPPORTUNISTIC
 from scheduling.queueing.swapping.sharing import COMES, LEAVES, STAYS, WAITS
 from scheduling.scaling.swapping import LOOK_S
 from scheduling.simulation.cluster.world import Outcome, State
@@ -17,7 +18,6 @@ from scheduling.simulation.staging import stage
 from scheduling.simulation.staging.fork import fork
 from scheduling.simulation.state.placing import Where
 from scheduling.simulation.swapping import Swapping
-from scheduling.simulation.workload.requests import OPPORTUNISTIC
 from tests.scheduling.queueing.test_groups import queue_of
 from tests.scheduling.simulation.test_scenario import RIGHT
 from tests.scheduling.simulation.test_staging import SHARED
@@ -94,7 +94,7 @@ def test_held_requests_stay_held_until_there_is_room_and_keep_their_age():
     assert [float(state.requests.arrival_s[row]) for row in state.held] == [-200.0, -100.0]
     simulation = Simulation(staged.cluster, staged.requests, state=state)
     simulation.advance(0.6)
-    assert len(simulation.holding.work) == 2
+    assert len(simulation.holding.holding.work) == 2
     result = simulation.run()
     assert (result.outcomes["state"][: state.requests.count] == Outcome.DONE).all()
     waited_s = result.outcomes["queue_s"][list(state.held)]
