@@ -112,7 +112,7 @@ class ReferenceLives:
         for server in self.servers:
             if server.sharing is not None:
                 name = server.sharing.group
-                group = self.groups.setdefault(name, SwapGroup(cluster.swap_memory_bytes.get(name, math.inf)))
+                group = self.groups.setdefault(name, SwapGroup(server.sharing.memory_bytes))
                 group.members.append(server)
                 if server.state == State.ASLEEP:
                     group.keep(server)

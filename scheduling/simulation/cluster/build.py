@@ -239,7 +239,6 @@ def _swap_groups(cluster: Cluster, instances: NDArray[np.void]) -> NDArray[np.vo
     names = cluster.swap_groups()
     groups = np.zeros(max(len(names), 1), SWAP_GROUP)
     groups["target"] = -1
-    groups["memory_bytes"] = [cluster.swap_memory_bytes.get(name, np.inf) for name in names] or np.inf
     instances["swap_group"] = -1
     life: Any
     for life, spec in zip(instances, cluster.instances, strict=True):
@@ -249,6 +248,7 @@ def _swap_groups(cluster: Cluster, instances: NDArray[np.void]) -> NDArray[np.vo
         for name in ("sleep_s", "wake_s", "reload_s", "weights_bytes"):
             life[name] = getattr(sharing, name)
         group: Any = groups[life.swap_group]
+        group.memory_bytes = sharing.memory_bytes
         if spec.state == State.ASLEEP:
             level = sleep_level(sharing.weights_bytes, float(group.held_bytes), float(group.memory_bytes))
             life.in_memory = level == IN_MEMORY

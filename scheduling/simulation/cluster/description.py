@@ -36,6 +36,8 @@ class Sharing:
     reload_s: float
     """Until it serves, from weights only in storage (level 2)."""
     weights_bytes: float = 0.0
+    memory_bytes: float = np.inf
+    """CPU memory for the weights of the group's sleeping instances."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +96,6 @@ class Cluster:
     reactive: Reactive | None = None
     share_spot: bool = True
     """Whether a spot instance of one model may be redeployed for another."""
-    swap_memory_bytes: Mapping[str, float] = field(default_factory=dict)
-    """CPU memory for the weights of sleeping instances, by swap group; unlimited if not given."""
     classes: Sequence[ClassTerms] = ()
     """SLO classes by their number in requests; needed where any request is judged at the door."""
     promises: Sequence[Promise] = ()

@@ -64,16 +64,6 @@ def cluster_of(scenario: Scenario) -> Cluster:
         backends={kind: WarmTerms(**one.model_dump()) for kind, one in scenario.backends.items()},
         delays=scenario.delays,
         share_spot=of_all.share_spot,
-        swap_memory_bytes={
-            spec.sharing.group: memory.cpu_memory_gb * 1e9
-            for spec in instances
-            if spec.sharing is not None
-            and (
-                memory := scenario.swap_groups.get(
-                    spec.sharing.group.rpartition("-")[0].removesuffix(f"-{spec.region}")
-                )
-            )
-        },
         promises=promises,
         classes=classes,
         max_hold_s=of_all.max_hold_s,
@@ -110,7 +100,7 @@ def _instances(scenario: Scenario, engines: Sequence[EngineConfig]) -> list[Inst
                         start_s=group.start_s,
                         reclaim_s=group.reclaim_s,
                         pull_s=group.pull_s,
-                        sharing=_sharing(group, region, number),
+                        sharing=_sharing(scenario, group, region, number),
                         **(NO_LIMITS if group.takes_all else {}),
                     )
                 )
@@ -153,12 +143,19 @@ def _engines(scenario: Scenario, pooling: Container[str]) -> list[EngineConfig]:
     ]
 
 
-def _sharing(group: Group, region: str, number: int) -> Sharing | None:
+def _sharing(scenario: Scenario, group: Group, region: str, number: int) -> Sharing | None:
     """Return the GPU sharing of instance *number* of *group* in *region*; None without any."""
     if (given := group.sharing) is None:
         return None
-    name = f"{given.group}-{region}-{number}"
-    return Sharing(name, given.sleep_s, given.wake_s, given.reload_s, given.weights_gb * 1e9)
+    memory = scenario.swap_groups.get(given.group)
+    return Sharing(
+        f"{given.group}-{region}-{number}",
+        given.sleep_s,
+        given.wake_s,
+        given.reload_s,
+        given.weights_gb * 1e9,
+        inf if memory is None else memory.cpu_memory_gb * 1e9,
+    )
 
 
 def _promise(one: SloClassOf) -> Promise:

@@ -95,7 +95,7 @@ def test_instances_that_share_their_gpus(tmp_path: Path) -> None:
     made = staged(tmp_path, RIGHT.replace("kv_tokens = 16000\n", SHARED))
     groups = made.cluster.swap_groups()
     assert groups == ["pair-east-1", "pair-east-2", "pair-west-1", "pair-west-2"]
-    assert made.cluster.swap_memory_bytes == dict.fromkeys(groups, 4e9)
+    assert {spec.sharing.memory_bytes for spec in made.cluster.instances} == {4e9}
     simulation = Simulation(made.cluster, made.requests)
     lives = simulation.world.lives.instances
     assert lives["swap_group"].tolist() == [0, 1, 2, 3] * 2

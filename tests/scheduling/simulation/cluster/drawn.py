@@ -119,7 +119,7 @@ def engines(draw, load: Load, profile: Profile, block: int, over: bool) -> tuple
 @st.composite
 def sharing(draw, specs: list[InstanceSpec]) -> list[InstanceSpec]:
     """Let some of *specs* share their GPUs, in at most two groups per region; surplus awake members sleep."""
-    made, awake = [], set()
+    made, awake, memory_bytes = [], set(), {}
     for spec in specs:
         at = draw(number(0, 2))
         group = f"{spec.region}-{at}"
@@ -131,7 +131,9 @@ def sharing(draw, specs: list[InstanceSpec]) -> list[InstanceSpec]:
             state = draw(st.sampled_from([State.ASLEEP, State.EMPTY])) if group in awake else state
             awake.add(group)
         times = [draw(number(0, 4)) / 4 for _ in range(3)]
-        made.append(replace(spec, state=state, sharing=Sharing(group, *times, float(draw(number(0, 2))))))
+        memory_bytes.setdefault(group, draw(st.sampled_from([0.0, 1.0, 2.0])))
+        shared = Sharing(group, *times, float(draw(number(0, 2))), memory_bytes[group])
+        made.append(replace(spec, state=state, sharing=shared))
     return made
 
 
@@ -153,7 +155,6 @@ def clusters(draw, load: Load, exact: bool) -> Cluster:
                 specs.append(InstanceSpec(f"m{model}", f"r{region}", config, "g", "", state, seqs, tokens))
     if load.lives and draw(st.booleans()):
         specs = draw(sharing(specs))
-    groups = dict.fromkeys(spec.sharing.group for spec in specs if spec.sharing)
     latency_s = np.zeros((regions, regions))
     if draw(st.booleans()):
         latency_s[:] = [[draw(coefficient(exact, 0.01, 0.3)) for _ in range(regions)] for _ in range(regions)]
@@ -194,7 +195,6 @@ def clusters(draw, load: Load, exact: bool) -> Cluster:
             cpu_models=draw(number(0, 1)),
             repair_s=2.0,
         ),
-        swap_memory_bytes={name: draw(st.sampled_from([0.0, 1.0, 2.0])) for name in groups},
         reactive=reactive,
         share_spot=draw(st.booleans()),
     )

@@ -122,8 +122,8 @@ def test_two_processes_give_the_same_bits():
     assert int(other.split()[1]) > 0
 
 
-def sharing(model: str, state: State = State.ASLEEP, weights_bytes: float = 0.0):
-    return instance(model, state=state, sharing=Sharing("pair", 3.0, 5.0, 60.0, weights_bytes))
+def sharing(model: str, state: State = State.ASLEEP, *of_weights: float):
+    return instance(model, state=state, sharing=Sharing("pair", 3.0, 5.0, 60.0, *of_weights))
 
 
 def test_a_spot_instance_that_shares_its_gpus_is_not_lent_to_another_model():
@@ -137,10 +137,9 @@ def test_a_spot_instance_that_shares_its_gpus_is_not_lent_to_another_model():
 
 def test_weights_that_cpu_memory_does_not_hold_come_back_from_storage():
     fleet = cluster(
-        sharing("a", State.READY, 10.0),
-        sharing("b", weights_bytes=10.0),
-        sharing("c", State.EMPTY, 10.0),
-        swap_memory_bytes={"pair": 10.0},
+        sharing("a", State.READY, 10.0, 10.0),
+        sharing("b", State.ASLEEP, 10.0, 10.0),
+        sharing("c", State.EMPTY, 10.0, 10.0),
         delays=Delays(local_weights_s=200.0),
     )
     simulation = Simulation(fleet, make_requests([500.0], model=0, **SHORT))
