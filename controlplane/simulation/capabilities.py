@@ -9,10 +9,10 @@ from controlplane.simulation.forecasts import MINUTE_S, DemandMinutes
 from scheduling.planning import simulated_capability as measuring
 from scheduling.planning.bursts import POISSON_CV, arrival_cv
 from scheduling.planning.capacity import MEASURED, Capability
+from scheduling.queueing.promises import Promise
 from scheduling.simulation.engine.config import EngineConfig
-from scheduling.simulation.measures.results import Promise
+from scheduling.simulation.scenario.fleet import gpus_as_type
 from scheduling.simulation.staging import Stage
-from scheduling.simulation.staging.fleet import gpus_as_type
 
 
 def capabilities(staged: Stage) -> dict[tuple[str, str], Capability]:

@@ -15,10 +15,10 @@ from controlplane.simulation.whatif.arrivals import drawn, recent, recorded
 from controlplane.simulation.whatif.starts import traces
 from controlplane.simulation.whatif.starts.past import EndpointDemand, as_arrays
 from scheduling.fleet.state import FleetState
+from scheduling.simulation.cluster.description import cluster_of
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.staging import SOURCE, Stage, stage
 from scheduling.simulation.staging.demand import demand_of, of_the_fleet
-from scheduling.simulation.staging.fleet import cluster_of
 from scheduling.simulation.staging.fork import fork
 from scheduling.simulation.staging.requests import requests_of
 from scheduling.simulation.workload.columns import Workload

@@ -31,8 +31,8 @@ from controlplane.simulation.whatif.models import TwinError
 from controlplane.tuning.selectors import tuned
 from scheduling.simulation.measures.results import kept, latency_s
 from scheduling.simulation.scenario import Scenario
+from scheduling.simulation.scenario.fleet import gpus_as_type
 from scheduling.simulation.staging import stage
-from scheduling.simulation.staging.fleet import gpus_as_type
 
 WARM_UP: Final = timedelta(minutes=5)
 """Longest simulated time before the window, from an idle fleet."""

@@ -13,20 +13,18 @@ Only requests that ended well count in them; those that did not are counted, and
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from scheduling.queueing.promises import Promise
 from scheduling.routing.models import ModelRule
 from scheduling.simulation.cluster.world import UNPAID, Outcome, State
 from scheduling.simulation.measures.tables import Table
+from scheduling.simulation.result import Result
 from scheduling.simulation.workload.columns import Floats
-
-if TYPE_CHECKING:
-    from scheduling.simulation.result import Result
 
 LATENCIES = ("ttft", "itl", "e2e", "normalised", "queue")
 STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
@@ -45,25 +43,6 @@ PROVISIONING = (State.STARTING, State.LOADING, State.RECLAIMING, State.WAKING, S
 """States in which an instance is paid for and computes nothing yet: SageServe's waste by scaling (section 7.3.3)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Promise:
-    """Promise to the requests of an SLO class, in seconds; infinity for none."""
-
-    ttft_s: float = inf
-    itl_s: float = inf
-    e2e_s: float = inf
-    deadline_s: float = inf
-
-    @property
-    def end_s(self) -> float:
-        """Return the promise for the last token: end to end, or by the deadline."""
-        return min(self.e2e_s, self.deadline_s)
-
-    @property
-    def any(self) -> bool:
-        return min(self.ttft_s, self.itl_s, self.end_s) < inf
-
-
 RUN_COLUMNS = ("application", "runs", "ended", "abandoned", "due", "in_time", "mean_s", "p50_s", "p95_s")
 """Of application runs: how many began, ended, and were abandoned because a request was refused or failed; how many had a
 deadline, and ended by it; statistics of the completion times, in seconds, of those that ended.
@@ -71,7 +50,7 @@ deadline, and ended by it; statistics of the completion times, in seconds, of th
 
 
 def runs_by_application(
-    result: "Result", from_s: float = -inf, until_s: float = inf
+    result: Result, from_s: float = -inf, until_s: float = inf
 ) -> dict[str, dict[str, int | float | None]]:
     """Return RUN_COLUMNS of the runs that began from *from_s* until *until_s*: of `all` and of each application.
 
@@ -113,12 +92,12 @@ def runs_by_application(
     return rows
 
 
-def run_table(result: "Result") -> Table:
+def run_table(result: Result) -> Table:
     """Return RUN_COLUMNS for all application runs and for each application; empty without any."""
     return Table(RUN_COLUMNS, [(name, *row.values()) for name, row in runs_by_application(result).items()])
 
 
-def latency_s(result: "Result", name: str) -> Floats:
+def latency_s(result: Result, name: str) -> Floats:
     """Return the latency called *name* of every request; NaN where there is none."""
     outcomes = result.outcomes
     done = outcomes["state"] == Outcome.DONE
@@ -141,7 +120,7 @@ def statistics(values: Floats) -> tuple[float, ...]:
     return (float(finite.mean()), *(float(value) for value in percentiles), float(finite.max()))
 
 
-def kept(result: "Result", promises: Sequence[Promise]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+def kept(result: Result, promises: Sequence[Promise]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Return (judged, met) by request: whether its class has a promise, and whether all of it was kept."""
     if not promises:
         return (np.zeros(result.requests.count, bool),) * 2
@@ -158,7 +137,7 @@ def kept(result: "Result", promises: Sequence[Promise]) -> tuple[npt.NDArray[np.
     return judged, met
 
 
-def request_table(result: "Result", tenants: Sequence[str]) -> Table:
+def request_table(result: Result, tenants: Sequence[str]) -> Table:
     """Return by, group, measure, statistic, value: counts, latencies (s), attainment and throughput.
 
     *tenants*: by their number in requests.
@@ -202,7 +181,7 @@ def request_table(result: "Result", tenants: Sequence[str]) -> Table:
 Members = npt.NDArray[np.int32] | slice
 
 
-def _groups(result: "Result", tenants: Sequence[str]) -> Iterator[tuple[str, str, Members]]:
+def _groups(result: Result, tenants: Sequence[str]) -> Iterator[tuple[str, str, Members]]:
     """Yield one group per model, caller region, SLO class and tenant; with fallbacks, also per requested model and fallback
     rule: (by, name, requests).
     """
@@ -230,7 +209,7 @@ def _groups(result: "Result", tenants: Sequence[str]) -> Iterator[tuple[str, str
                 yield by, group_names[group], order[end - counts[group] : end]
 
 
-def hour_table(result: "Result") -> Table:
+def hour_table(result: Result) -> Table:
     """Return by (gpu_type, model), group, measure, value: hours in each state, instance-hours, dollars, spot, waste."""
     table = Table(("by", "group", "measure", "value"))
     hours = result.state_s / 3600
@@ -256,14 +235,14 @@ def hour_table(result: "Result") -> Table:
     return table
 
 
-def move_table(result: "Result") -> Table:
+def move_table(result: Result) -> Table:
     """Return every move of instances that a strategy wanted."""
     endpoints = result.cluster.endpoints
     rows = [(one.time_s, *endpoints[one.endpoint], one.wanted, one.done, one.reason) for one in result.moves]
     return Table(("time_s", "model", "region", "wanted", "done", "reason"), rows)
 
 
-def change_table(result: "Result") -> Table:
+def change_table(result: Result) -> Table:
     """Return every instance's states, in order of time: starts, drains, reclaims, failures, redeploys."""
     cluster = result.cluster
     rows = [
@@ -273,12 +252,12 @@ def change_table(result: "Result") -> Table:
     return Table(("time_s", "instance", "model", "region", "state"), rows)
 
 
-def counter_table(result: "Result") -> Table:
+def counter_table(result: Result) -> Table:
     """Return counter, value: preemptions, evictions, swaps, scaling and so on."""
     return Table(("counter", "value"), [(name, int(value)) for name, value in result.counters.items()])
 
 
-def series_table(result: "Result") -> Table:
+def series_table(result: Result) -> Table:
     """Return one row for each sample and endpoint; empty unless the simulation kept a series."""
     table = Table(("t_s", "model", "region", "waiting", "running", "ready", "kv_tokens", "kv_ratio"))
     series = result.series

@@ -163,3 +163,8 @@ class Group(ScenarioTable):
         if self.kv_tokens < self.block_size_tokens:
             raise ValueError("kv_tokens must be at least block_size_tokens")
         return self
+
+
+def gpus_as_type(gpu: str, tensor_parallel: int) -> str:
+    """Return the GPUs of one instance as one type, such as `4 x h100-80gb`, by which hours and dollars are counted."""
+    return gpu if tensor_parallel == 1 else f"{tensor_parallel} x {gpu}"

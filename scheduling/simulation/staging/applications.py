@@ -23,7 +23,7 @@ from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.scenario.applications import MIXED, ApplicationOf, demand_graph
-from scheduling.simulation.staging.problem import ScenarioProblem
+from scheduling.simulation.scenario.toml_lines import ScenarioProblem
 from scheduling.simulation.workload.columns import Coded, Workload
 from scheduling.simulation.workload.edits import merged
 from scheduling.simulation.workload.runs import ApplicationToCome, RunsToCome, RunToCome, alone_s

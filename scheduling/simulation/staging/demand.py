@@ -11,7 +11,7 @@ from scheduling.routing.models import targets
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.scenario.demand import ClientOf, LengthsOf, TraceOf
-from scheduling.simulation.staging.problem import ScenarioProblem
+from scheduling.simulation.scenario.toml_lines import ScenarioProblem
 from scheduling.simulation.workload.columns import NO_REQUESTS, Coded, Workload
 from scheduling.simulation.workload.generator import (
     Burst,

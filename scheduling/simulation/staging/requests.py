@@ -12,7 +12,7 @@ from scheduling.queueing.promises import ADMIT
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.holding import held_where_held, models_held
 from scheduling.simulation.scenario import Scenario
-from scheduling.simulation.staging.problem import ScenarioProblem
+from scheduling.simulation.scenario.toml_lines import ScenarioProblem
 from scheduling.simulation.workload.columns import Coded, Workload
 from scheduling.simulation.workload.requests import Requests, make_requests
 

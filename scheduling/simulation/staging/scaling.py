@@ -9,8 +9,7 @@ from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.scenario.policies import EndpointOf
 from scheduling.simulation.scenario.scaling import ScalingOf
 from scheduling.simulation.scenario.scenario import BUNDLED
-from scheduling.simulation.scenario.toml_lines import Key
-from scheduling.simulation.staging.problem import ScenarioProblem
+from scheduling.simulation.scenario.toml_lines import Key, ScenarioProblem
 from scheduling.simulation.strategies import Bounds
 
 

@@ -10,15 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.scaling.swapping import LOOK_S
-from scheduling.simulation.cluster.description import Cluster
+from scheduling.simulation.cluster.description import Cluster, cluster_of
 from scheduling.simulation.result import Result
 from scheduling.simulation.scenario import Scenario, wrong_at
 from scheduling.simulation.scenario.file import text_of
+from scheduling.simulation.scenario.toml_lines import ScenarioProblem
 from scheduling.simulation.simulator import Simulation, TimedEvent
 from scheduling.simulation.staging.applications import joined, runs_of
 from scheduling.simulation.staging.demand import demand_of, past_of
-from scheduling.simulation.staging.fleet import cluster_of
-from scheduling.simulation.staging.problem import ScenarioProblem
 from scheduling.simulation.staging.requests import requests_of
 from scheduling.simulation.staging.scaling import Scaled, scaled_of
 from scheduling.simulation.staging.timed_events import timed_events_of

@@ -9,8 +9,8 @@ from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.scenario.timed_events import FailureOf, RedeployOf
+from scheduling.simulation.scenario.toml_lines import ScenarioProblem
 from scheduling.simulation.simulator import OUT_OF_ORDER, Simulation, TimedEvent
-from scheduling.simulation.staging.problem import ScenarioProblem
 
 
 def fail(instances: Sequence[int], repair_s: float | None, machines: bool, simulation: Simulation) -> None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scheduling.queueing.promises import Promise
 from scheduling.simulation.cluster.world import CHANGE, Outcome, State
 from scheduling.simulation.measures.columns import (
     MAX_TIMES,
@@ -17,7 +18,6 @@ from scheduling.simulation.measures.columns import (
     over_time,
     paid_s,
 )
-from scheduling.simulation.measures.results import Promise
 from tests.scheduling.simulation.measures.test_results import CLASSES, FOUR, result
 
 PROMISES = [Promise(ttft_s=1.5), Promise()]
