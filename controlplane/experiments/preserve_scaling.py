@@ -27,7 +27,7 @@ from scheduling.simulation.cluster.world import State
 from scheduling.simulation.engine.lookahead import memory_held
 from scheduling.simulation.measures.results import latency_s
 from scheduling.simulation.simulator import Simulation
-from scheduling.simulation.staging.scaling import Scaled
+from scheduling.simulation.staging.stage import Scaled
 from scheduling.simulation.strategies import Bounds, Control
 from scheduling.simulation.workload.generator import random_bursts
 

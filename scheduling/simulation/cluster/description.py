@@ -195,9 +195,10 @@ def cluster_of(scenario: Scenario) -> Cluster:
     keys = [(group.model, region) for group in scenario.fleet for region in group.regions]
     policies = {key: scenario.policy(*key) for key in keys}
     names, pooling, regions, of_all = scenario.names, scenario.pooling, list(scenario.regions), scenario.policies
+    gpu_types = [gpus_as_type(group.gpu, group.tensor_parallel) for group in scenario.fleet]
     promises = [_promise(one) for one in scenario.classes.values()]
     classes = [_terms(*each) for each in zip(scenario.classes.items(), promises, strict=True)]
-    instances = _instances(scenario, _engines(scenario, pooling))
+    instances = _instances(scenario, gpu_types, _engines(scenario, pooling))
     given_ms = {
         (origin, target): each_ms
         for origin, targets in scenario.latency_ms.items()
@@ -230,8 +231,8 @@ def cluster_of(scenario: Scenario) -> Cluster:
     )
 
 
-def _instances(scenario: Scenario, engines: Sequence[EngineConfig]) -> list[InstanceSpec]:
-    """Return the instances of all groups of the fleet, whose *engines* they have."""
+def _instances(scenario: Scenario, gpu_types: Sequence[str], engines: Sequence[EngineConfig]) -> list[InstanceSpec]:
+    """Return the instances of all groups of the fleet; *gpu_types* and *engines* are by group."""
     # Ready instances have the first numbers of a model in a region, before the empty places of earlier groups.
     ready: Counter[EndpointKey] = Counter()
     rest = Counter({(group.model, region): 0 for group in scenario.fleet for region in group.regions})
@@ -252,7 +253,7 @@ def _instances(scenario: Scenario, engines: Sequence[EngineConfig]) -> list[Inst
                         group.model,
                         region,
                         engines[at],
-                        gpus_as_type(group.gpu, count),
+                        gpu_types[at],
                         f"{group.model}-{region}-{named[key]}",
                         state,
                         usd_per_hour=gpu.usd_per_hour * count,

@@ -14,6 +14,7 @@ from scheduling.simulation.scenario.parts import AtLeast0, Count, Positive, Scen
 from scheduling.simulation.scenario.policies import EndpointOf, ModelOf, Policies, SloClassOf
 from scheduling.simulation.scenario.scaling import CapabilityOf, ForecastOf, PlannerOf, ScalingOf
 from scheduling.simulation.scenario.timed_events import FailureOf, RandomFailures, RedeployOf
+from scheduling.simulation.scenario.toml_lines import Key
 
 BUNDLED: Final = -1
 """Replaces a number of `[[endpoints]]` for values of a bundle."""
@@ -130,3 +131,11 @@ class Scenario(ScenarioTable):
         own = {name: value for name in EndpointPolicy.__struct_fields__ if (value := getattr(given, name)) is not None}
         policy: EndpointPolicy = self.policies.model_copy(update=own).policy()
         return policy
+
+    def strategy_of(self, model: str, region: str) -> tuple[Key, Any]:
+        """Return the table that names the strategy of *model* in *region*, and its key, where anything scales."""
+        for number, one in reversed(self.of_endpoint(model, region)):
+            if one.strategy is not None:
+                bundled = ("models", model, "bundle") if self.models[model].bundle else ("policies", "bundle")
+                return (bundled if number == BUNDLED else ("endpoints", number, "strategy")), one
+        return ("scaling", "strategy"), self.scaling

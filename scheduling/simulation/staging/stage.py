@@ -9,20 +9,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduling.scaling import Assigned, ByEndpoint, Floor, Unified, make_strategy
 from scheduling.scaling.swapping import LOOK_S
-from scheduling.simulation.cluster.description import Cluster, cluster_of
+from scheduling.simulation.cluster.description import Cluster, EndpointKey, cluster_of
 from scheduling.simulation.result import Result
 from scheduling.simulation.scenario import Scenario, wrong_at
 from scheduling.simulation.scenario.file import text_of
-from scheduling.simulation.scenario.toml_lines import ScenarioProblem
+from scheduling.simulation.scenario.toml_lines import Key, ScenarioProblem
 from scheduling.simulation.simulator import Simulation, TimedEvent
 from scheduling.simulation.staging.applications import joined, runs_of
 from scheduling.simulation.staging.demand import demand_of, past_of
 from scheduling.simulation.staging.requests import requests_of
-from scheduling.simulation.staging.scaling import Scaled, scaled_of
 from scheduling.simulation.staging.timed_events import timed_events_of
 from scheduling.simulation.state.placing import Fork
-from scheduling.simulation.strategies import Advisor, Control, run_strategy
+from scheduling.simulation.strategies import Advisor, Bounds, Control, run_strategy
 from scheduling.simulation.swapping import Swapping
 from scheduling.simulation.workload.columns import Workload
 from scheduling.simulation.workload.requests import Requests
@@ -41,6 +41,26 @@ class PastDemand(NamedTuple):
     """Of the interactive classes, in the minute."""
     other: NDArray[np.float64]
     """Prompt and output tokens a second of the non-interactive classes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """Arguments of `run_strategy`."""
+
+    settings: dict[EndpointKey, Any]
+    """`Scenario.at` each endpoint."""
+    strategies: dict[EndpointKey, ByEndpoint]
+    bounds: dict[EndpointKey, Bounds]
+    floor: dict[EndpointKey, Floor] | None
+    per_arrival: bool = False
+
+    @property
+    def one(self) -> ByEndpoint | Assigned:
+        """Return all as one strategy. Reactive alone, with equal bounds, decides on every arrival, as in the paper."""
+        first, *others = {id(each): each for each in self.strategies.values()}.values()
+        if others or (isinstance(first, Unified) and len(set(self.bounds.values())) > 1):
+            return Assigned(self.strategies)
+        return first
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +165,7 @@ def _staged(scenario: Scenario, path: Path, seed: int, given: Workload | None) -
         tenants=list(workload.tenant.names),
         left_out=workload.left_out,
         clipped=clipped + (drawn.clipped if drawn is not None else 0),
-        scaled=scaled_of(scenario, cluster),
+        scaled=_scaled(scenario, cluster),
         timed_events=timed_events_of(scenario, cluster, seed, last_s),
         seed=seed,
         sample_s=scenario.sample_s,
@@ -158,3 +178,23 @@ def past_requests(staged: Stage) -> Requests:
     """Return the demand in whole weeks before the start of *staged*, for a forecaster to learn from."""
     scenario, cluster, seed = staged.scenario, staged.cluster, staged.seed
     return requests_of(scenario, cluster, past_of(scenario, cluster, staged.path.parent, seed), seed)
+
+
+def _scaled(scenario: Scenario, cluster: Cluster) -> Scaled | None:
+    """Return strategies and bounds; None without scaling. Raise ScenarioProblem if a model's regions follow two."""
+    scaling = scenario.scaled
+    if scaling is None:
+        return None
+    made: dict[Key, ByEndpoint] = {}
+    settings = {key: scenario.at(*key) for key in cluster.endpoints}
+    bounds = {key: Bounds(own.min_instances, own.max_instances) for key, own in settings.items()}
+    floors = {key: Floor(own.floor_above, own.floor_cooldown_s) for key, own in settings.items()}
+    strategies: dict[EndpointKey, ByEndpoint] = {}
+    followed: dict[str, str] = {}
+    for key in cluster.endpoints:
+        where, follows = scenario.strategy_of(*key)
+        strategy = strategies[key] = made.setdefault(where, make_strategy(follows.strategy or "", follows.parameters))
+        if strategy.uses_advice and followed.setdefault(key[0], strategy.name) != strategy.name:
+            what = f"{key[0]} follows plans for {followed[key[0]]} in another region: its regions are planned together"
+            raise ScenarioProblem(where, what)
+    return Scaled(settings, strategies, bounds, floors if scaling.floor else None, scaling.per_arrival)
