@@ -23,7 +23,7 @@ def test_kernels_that_are_not_on_disk_are_left_to_the_first_run(monkeypatch):
 def test_the_small_scenario_is_planned_and_served():
     ran = running.simulate(Scenario.model_validate(SMALL))
     assert ran.about["requests"] > 1000
-    assert ran.plans.rows
+    assert ran.tables["plans"].rows
     assert ran.result.counters["failed"] == 0
 
 

@@ -328,10 +328,12 @@ def _promise(one: SloClassOf) -> Promise:
 def _terms(named: tuple[str, SloClassOf], promise: Promise) -> ClassTerms:
     """Return the terms on which the dispatcher queues the requests of a class."""
     name, one = named
+    due_s, end_s = (None if each_s == inf else each_s for each_s in (promise.ttft_s, promise.end_s))
     return ClassTerms(
         name,
         one.priority,
-        *(None if each_s == inf else each_s for each_s in (promise.ttft_s, promise.end_s)),
+        due_s,
+        end_s,
         one.deadline_s,
         one.kind == "interactive",
         one.kind == "opportunistic",

@@ -70,11 +70,6 @@ def test_lengths_of_columns_are_checked():
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: cluster(routing="fastest"), "routing must be one of .* not 'fastest'"),
-        (lambda: cluster(ordering="last"), "ordering must be one of .* not 'last'"),
-        (lambda: cluster(queue_bound=-1), "queue_bound must be at least 0, not -1"),
-        (lambda: cluster(region_threshold=-1.0), "threshold must be at least 0"),
-        (lambda: cluster(region_threshold=float("nan")), "threshold must be at least 0"),
         (lambda: Batching("sometimes"), "mode must be"),
         (lambda: Batching("dynamic"), "max_batch_size must be at least 1"),
         (lambda: Batching("dynamic", 4, -1.0), "wait_timeout_s"),
