@@ -14,7 +14,8 @@ from controlplane.dispatch.observation import Observation
 from controlplane.fleet.lifecycle.states import COMING
 from controlplane.fleet.lifecycle.states import InstanceState as Lifecycle
 from scheduling.fleet.state import (
-    NEVER_S,
+    GROUP,
+    LONG_AGO_S,
     Condition,
     EndpointState,
     FleetState,
@@ -29,10 +30,8 @@ from scheduling.fleet.state import (
 )
 from scheduling.queueing.fair_shares import NO_SHARES
 from scheduling.queueing.groups import KNOWN_CLASSES, NEXT_NUMBER
-from scheduling.queueing.held_work import LONG_AGO_S, LOOK_S
-from scheduling.queueing.ordering import Standing
+from scheduling.queueing.held_work import LOOK_S
 from scheduling.queueing.swapping.sharing import COMES, LEAVES, STAYS, WAITS
-from scheduling.queueing.waiting_set import in_order
 from scheduling.routing.prefix_affinity import UNKNOWN, held
 from scheduling.routing.regions import asked_work_s, backlog_s
 from scheduling.scaling.view import DEMAND_WINDOW_S
@@ -73,42 +72,31 @@ class Snapshot:
     ) -> None:
         self.dispatcher, self.observation, self.report = dispatcher, observation, report
         self.wall_clock = wall_clock
+        # Of the state that is read: its time, its prompts by what is known of them, its instances' numbers by slot.
+        self._now_s = 0.0
         self._prompts: dict[tuple[Any, ...], tuple[int, PromptState]] = {}
-        """Those of this state, by what is known of them, with their indices."""
         self._numbers: dict[int, int] = {}
-        """Indices of its instances, by slot."""
 
     def __call__(self) -> FleetState:
         """Return the state; takes some 5 ms for a thousand requests, and 30 ms more where routers consider prompts."""
         heard = self.report()
         dispatcher, topology = self.dispatcher, self.dispatcher.topology
-        now_s = dispatcher.clock()
+        self._now_s = now_s = dispatcher.clock()
         replicas = sorted(topology.replicas.values(), key=lambda one: one.name)
-        numbers = {one.slot: at for at, one in enumerate(replicas)}
-        self._prompts, self._numbers = {}, numbers
-        waiting, places = self._waiting(now_s)
+        self._prompts, self._numbers = {}, {one.slot: at for at, one in enumerate(replicas)}
+        waiting, places = self._waiting()
         state = FleetState(
             at=self.wall_clock(),
-            instances=[self._instance(one, heard, now_s) for one in replicas],
+            instances=[self._instance(one, heard) for one in replicas],
             running=[
-                self._running(request, at, now_s)
-                for at, one in enumerate(replicas)
-                for request in sorted(one.requests, key=_placed)
+                self._running(request, self._numbers[one.slot])
+                for _, request, one in sorted((_placed(each), each, one) for one in replicas for each in one.requests)
             ],
             waiting=waiting,
-            endpoints=[
-                self._endpoint(each, numbers, now_s) for each in sorted(topology.endpoints, key=lambda one: one.is_spot)
-            ],
-            groups=self._groups(numbers, places, now_s),
+            endpoints=[self._endpoint(each) for each in sorted(topology.endpoints, key=lambda one: one.is_spot)],
+            groups=self._groups(places),
             swept_s=dispatcher.outcomes.swept_s - now_s,
-            held=[
-                HeldRequest(
-                    **self._request(one, now_s),
-                    expected_prompt=one.asked.prompt_tokens,
-                    expected_output=one.predicted_tokens,
-                )
-                for one in dispatcher.holding.requests()
-            ],
+            held=[HeldRequest(**self._request(one)) for one in dispatcher.holding.requests()],
             backlogs=dispatcher.holding.work.backlogs(now_s),
             look_s=max(0.0, dispatcher.holding.acted_s + LOOK_S - now_s),
             memory=self._memory(),
@@ -171,18 +159,18 @@ class Snapshot:
             kernels.forget_known(topology.arrays, affinity, endpoint.index)
         return list(holders.values())
 
-    def _instance(self, replica: Replica, heard: Mapping[int, float], now_s: float) -> InstanceState:
+    def _instance(self, replica: Replica, heard: Mapping[int, float]) -> InstanceState:
         fleet, wall_s = self.dispatcher.topology.fleet, self.wall_clock()
         spec, state = replica.spec, Lifecycle(replica.spec.state)
         arrays, slot = self.dispatcher.queue.arrays.groups, replica.slot
         phase = int(arrays.phase[slot]) if slot < arrays.phase.size else STAYS
         ends_s = None
         if phase == COMES:
-            ends_s = max(0.0, float(arrays.up_s[slot]) + -now_s)
+            ends_s = max(0.0, float(arrays.up_s[slot]) - self._now_s)
         elif state in COMING:
             ends_s = max(0.0, spec.start_began_at + (spec.start_s or 0.0) - wall_s)
         round_trips = fleet.round_trips[slot].tolist()
-        round_trips[1] += -now_s  # a moment
+        round_trips[1] -= self._now_s  # a moment
         return InstanceState(
             name=spec.name,
             model=spec.model,
@@ -196,21 +184,20 @@ class Snapshot:
             leaves=phase == LEAVES,
             waits=phase == WAITS,
             reachable=replica.reachable,
-            heartbeat_s=None if replica.heartbeat_at is None else replica.heartbeat_at - wall_s,
             kv_tokens=int(fleet.kv_capacity_tokens[slot]),
             round_trips=round_trips,
             adapters=[self.dispatcher.topology.adapter_names[at - 1] for at in fleet.adapters[slot].tolist() if at],
             given_tokens=fleet.given_tokens[slot].tolist(),
-            iteration_s=self._iteration_s(replica, heard, now_s),
+            iteration_s=self._iteration_s(replica, heard),
         )
 
-    def _iteration_s(self, replica: Replica, heard: Mapping[int, float], now_s: float) -> float | None:
+    def _iteration_s(self, replica: Replica, heard: Mapping[int, float]) -> float | None:
         """Return the end of the last observed iteration: every request that decodes there gets a token then."""
         numbers = [each.asked.number for each in replica.requests]
         ended_s = max([replica.request_ended_s, *(heard[number] for number in numbers if number in heard)])
-        return ended_s - now_s if ended_s > -math.inf else None
+        return ended_s - self._now_s if ended_s > -math.inf else None
 
-    def _request(self, request: Request, now_s: float) -> dict[str, Any]:
+    def _request(self, request: Request) -> dict[str, Any]:
         """Return the fields that running and waiting requests share."""
         asked = request.asked
         return {
@@ -219,37 +206,30 @@ class Snapshot:
             "region": self.dispatcher.topology.own_region(asked.model, asked.region) or request.endpoint.region,
             "served_in": request.endpoint.region,
             "slo_class": asked.slo_class,
-            "tenant_id": asked.tenant_id,
-            "arrival_s": asked.arrived_s - now_s,
+            "tenant": asked.tenant,
+            "arrival_s": asked.arrived_s - self._now_s,
             "prompt_tokens": asked.prompt_tokens,
             "predicted_tokens": request.predicted_tokens,
             "sequences": asked.sequences,
             "attempts": request.attempts,
-            "standing": self._standing(request, now_s),
             "adapter": asked.adapter,
             "priority": None if asked.interactive else asked.priority,
             "asked_model": asked.asked_model,
             "model_rule": asked.model_rule,
             "falls_back": bool(asked.fallback),
+            "expected_wait_s": _expected_wait_s(request),
             "prompt": self._prompt(request),
         }
 
-    def _standing(self, request: Request, now_s: float) -> Standing | None:
-        """Return where the run of *request* stands, in seconds after now."""
-        if (standing := request.standing) is None:
-            return None
-        shift_s = -now_s
-        due_s = min(max(standing.due_s + shift_s, LONG_AGO_S), NEVER_S)
-        return standing._replace(began_s=max(standing.began_s + shift_s, LONG_AGO_S), due_s=due_s)
-
-    def _running(self, request: Request, instance: int, now_s: float) -> RunningRequest:
+    def _running(self, request: Request, instance: int) -> RunningRequest:
         maps, ahead = self.dispatcher.accounts.maps, None
         if request.ahead >= 0:
             ahead = int(maps.clock[maps.instance[request.ahead]] - maps.began[request.ahead])
         return RunningRequest(
-            **self._request(request, now_s),
+            **self._request(request),
             instance=instance,
-            placed_s=request.placed_s - now_s,
+            placed_s=request.placed_s - self._now_s,
+            queue_key_s=request.queue_key_s - request.asked.arrived_at + request.asked.arrived_s - self._now_s,
             streamed=request.asked.streamed,
             output_tokens=request.output_tokens,
             cached_tokens=request.cached_tokens,
@@ -258,96 +238,79 @@ class Snapshot:
             ahead=ahead,
         )
 
-    def _waiting(self, now_s: float) -> tuple[list[WaitingRequest], dict[int, int]]:
+    def _waiting(self) -> tuple[list[WaitingRequest], dict[int, int]]:
         """Return waiting requests in order of arrival at their queues, and the index of each by slot of the waiting set."""
-        queue = self.dispatcher.queue
-        slots = [
-            int(slot)
-            for endpoint in self.dispatcher.topology.endpoints
-            if queue.count(endpoint)
-            for slot in in_order(queue.arrays, endpoint.index)
-        ]
-        slots.sort(key=lambda slot: int(queue.arrays.sequence[slot]))
+        queue, arrays = self.dispatcher.queue, self.dispatcher.queue.arrays
+        slots = np.flatnonzero(arrays.position >= 0)
+        slots = slots[np.argsort(arrays.sequence[slots])]
+        fair = arrays.shares.ordering[arrays.endpoint[slots]] != NO_SHARES
+        keys_s = np.where(fair, arrays.key[slots], arrays.key[slots] - self._now_s)
+        allowed_s = arrays.deadline_s[slots] - arrays.arrival_s[slots]
+        columns = (keys_s, arrays.rank[slots] - self._now_s, allowed_s)
         requests = [
             WaitingRequest(
-                **self._request(queue.at(slot), now_s),
-                expected_prompt=int(queue.arrays.prompt_tokens[slot]),
-                expected_output=int(queue.arrays.output_tokens[slot]),
-                virtual_start=self._virtual_start(slot),
-                put_off_s=float(queue.arrays.deadline_s[slot] - queue.arrays.arrival_s[slot])
-                if queue.is_lost(slot)
-                else None,
+                **self._request(queue.at(slot)),
+                key_s=key_s,
+                rank_s=rank_s,
+                put_off_s=put_off_s if queue.is_lost(slot) else None,
                 spot=queue.at(slot).endpoint.is_spot,
-                expected_wait_s=_expected_wait_s(queue.at(slot)),
             )
-            for slot in slots
+            for slot, key_s, rank_s, put_off_s in zip(slots.tolist(), *map(np.ndarray.tolist, columns), strict=True)
         ]
-        return requests, {slot: at for at, slot in enumerate(slots)}
+        return requests, {slot: at for at, slot in enumerate(slots.tolist())}
 
-    def _virtual_start(self, slot: int) -> float | None:
-        arrays = self.dispatcher.queue.arrays
-        fair = arrays.shares.ordering[arrays.endpoint[slot]] != NO_SHARES
-        return float(arrays.key[slot]) if fair else None
-
-    def _endpoint(self, endpoint: Endpoint, numbers: dict[int, int], now_s: float) -> EndpointState:
+    def _endpoint(self, endpoint: Endpoint) -> EndpointState:
         topology, memory = self.dispatcher.topology, self.observation.memory(endpoint.index)
+        at, arrays, groups = endpoint.index, topology.arrays, self.dispatcher.queue.arrays.groups
         asked = np.zeros(DEMAND_WINDOW_S)
         for second, tokens in endpoint.demand:
-            before = int(now_s) - 1 - second
+            before = int(self._now_s) - 1 - second
             if 0 <= before < DEMAND_WINDOW_S:
                 asked[DEMAND_WINDOW_S - 1 - before] += tokens
         return EndpointState(
             model=endpoint.model,
             region=endpoint.region,
             ordering=endpoint.spec.policy.ordering,
-            cursor=numbers.get(int(topology.arrays.cursor[endpoint.index])),
-            changed_s=max(memory.changed_s - now_s, LONG_AGO_S),
+            cursor=self._numbers.get(int(arrays.cursor[at])),
+            changed_s=max(memory.changed_s - self._now_s, LONG_AGO_S),
             changed_delta=memory.changed_delta,
             asked_tokens=asked.tolist(),
-            asked_work_s=float(asked_work_s(topology.arrays, endpoint.index, now_s)),
-            backlog_s=float(backlog_s(topology.arrays, endpoint.index, now_s)),
+            asked_work_s=float(asked_work_s(arrays, at, self._now_s)),
+            backlog_s=float(backlog_s(arrays, at, self._now_s)),
             spot=endpoint.is_spot,
+            mean_tokens=float(groups.mean_tokens[at]),
+            mean_output=float(groups.mean_output[at]),
+            group_limit=int(groups.limit[at]),
+            token_s=tuple(groups.token_s[at].tolist()),
+            short=self.dispatcher.reordering.scheduler.short_instances.get(at, 0),
         )
 
-    def _groups(self, numbers: dict[int, int], places: dict[int, int], now_s: float) -> GroupsState | None:
-        """Return request groups; *numbers* and *places* are indices of instances and waiting requests by slot."""
+    def _groups(self, places: dict[int, int]) -> GroupsState | None:
+        """Return request groups; *places* are indices of waiting requests by slot."""
         arrays = self.dispatcher.queue.arrays.groups
         if not arrays.limit.any():
             return None
-        shift_s = -now_s
         endpoints = self.dispatcher.topology.fleet.endpoint
         pulling = {
             (int(arrays.queue_of[slot]), int(endpoints[slot])): at
-            for slot, at in numbers.items()
+            for slot, at in self._numbers.items()
             if slot < arrays.queue_of.size
         }
         own = {endpoint.index: at for at, endpoint in enumerate(self.dispatcher.topology.own_endpoints)}
+        listed = [place for queue in arrays.queues["first"].tolist() for place in _chain(arrays.groups, queue)]
+        listed += np.flatnonzero((arrays.groups["endpoint"] >= 0) & (arrays.groups["queue"] < 0)).tolist()
         groups = []
-        for place in np.flatnonzero(arrays.groups["endpoint"] >= 0).tolist():
+        for place in listed:
             this: Any = arrays.groups[place]
-            members, slot = [], int(this.first)
-            while slot >= 0:
-                members.append(places[slot])
-                slot = int(arrays.members[slot]["following"])
-            before, rank = int(this.preceding), 0
-            while before >= 0:
-                before, rank = int(arrays.groups[before]["preceding"]), rank + 1
-            groups.append(
-                GroupState(
-                    endpoint=own[int(this.endpoint)],
-                    kind=int(this.kind),
-                    number=int(this.number),
-                    joined=int(this.joined),
-                    prompt_tokens=float(this.prompt_tokens),
-                    output_tokens=float(this.output_tokens),
-                    opened_s=float(this.opened_s) + shift_s,
-                    pinned=bool(this.pinned),
-                    is_open=int(arrays.open[this.endpoint, this.kind]) == place,
-                    instance=pulling.get((int(this.queue), int(this.endpoint))),
-                    rank=rank,
-                    members=members,
-                )
+            values = {name: this[name].item() for name in GROUP}
+            group = GroupState(
+                **values | {"opened_s": values["opened_s"] - self._now_s, "pinned": bool(this.pinned)},
+                endpoint=own[int(this.endpoint)],
+                is_open=int(arrays.open[this.endpoint, this.kind]) == place,
+                instance=pulling.get((int(this.queue), int(this.endpoint))),
+                members=[places[slot] for slot in _chain(arrays.members, int(this.first))],
             )
+            groups.append(group)
         known, scheduler = int(arrays.counters[KNOWN_CLASSES]), self.dispatcher.reordering.scheduler
         made, left = scheduler.tried
         return GroupsState(
@@ -355,15 +318,19 @@ class Snapshot:
             classes=list(
                 zip(arrays.class_priority[:known].tolist(), arrays.class_due_ms[:known].tolist(), strict=True)
             ),
-            mean_tokens=arrays.mean_tokens[list(own)].tolist(),
-            mean_output=arrays.mean_output[list(own)].tolist(),
-            limit=arrays.limit[list(own)].tolist(),
-            token_s=[tuple(each) for each in arrays.token_s[list(own)].tolist()],
             next_number=int(arrays.counters[NEXT_NUMBER]),
-            tried=(made, arrays.groups.size - left) if made >= 0 else None,
-            tried_s=max(scheduler.tried_s + shift_s, LONG_AGO_S),
-            short_instances=[(own[at], short) for at, short in scheduler.short_instances.items()],
+            tried=(made, arrays.groups.size - left),
+            tried_s=max(scheduler.tried_s - self._now_s, LONG_AGO_S),
         )
+
+
+def _chain(nodes: Any, first: int) -> list[int]:
+    """Return *first* and what follows it in a list of groups or of members of one; nothing for -1."""
+    chain = []
+    while first >= 0:
+        chain.append(first)
+        first = int(nodes["following"][first])
+    return chain
 
 
 def _expected_wait_s(request: Request) -> float:

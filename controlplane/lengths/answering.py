@@ -31,8 +31,15 @@ SHADOWED: Final = 32
 SHADOW_BUDGET_S: Final = 20.0
 """Timeout of the shadow's process: no request waits for it."""
 
-Measured = tuple[float, str, str, str, tuple[float, float, float], float, bool]
+Measured = tuple[float, str, str, str, Estimate, float, bool]
 """Arguments of `Notes.measure`."""
+
+
+def clipped(query: LengthQuery, tokens: float, quantiles: tuple[float, ...], seen: int = 0) -> Estimate:
+    """Return an estimate within the limits of *query*."""
+    least, most = float(max(1, query.min_tokens)), float(query.max_tokens or math.inf)
+    tokens, *ends = (min(max(each, least), most) for each in (tokens, *quantiles))
+    return Estimate(tokens, tuple(ends), seen)
 
 
 class RunningVersion:
@@ -117,18 +124,9 @@ class Answering:
             self._not_before_s[version] = time.monotonic() + AGAIN_S
             return None
 
-    async def ask(
-        self, query: LengthQuery, budget_s: float
-    ) -> tuple[RunningVersion | None, Estimate | Unanswered, Unanswered | None]:
-        """Return who answers *query*, its estimate or why there is none, and why the active version did not answer."""
-        if self.active is None:
-            return None, Unanswered.DOWN, Unanswered.DOWN
-        reply = await self.active.predictor.ask(query, budget_s)
-        if isinstance(reply, Estimate):
-            return self.active, reply, None
-        if self.default is None or self.active is self.default:
-            return None, reply, reply
-        return self.default, await self.default.predictor.ask(query, budget_s), reply
+    def in_turn(self) -> list[RunningVersion]:
+        """Return the versions to ask in turn: the active one, and the default one where that has no answer."""
+        return [one for one in dict.fromkeys((self.active, self.default)) if one is not None and self.active]
 
     # The shadow
 
@@ -153,13 +151,9 @@ class Answering:
             late = time.perf_counter() - began > budget_s
             if isinstance(reply, Unanswered):
                 continue
-            most = float(query.max_tokens or math.inf)
             corrected = running.online.correct(query, reply.tokens, reply.quantiles)
             running.online.learn(query, corrected, real_tokens, cut=cut)
-            ends = corrected.quantiles
-            predicted = (min(corrected.tokens, most), min(ends[len(ends) // 2], most), min(ends[-1], most))
+            served = clipped(query, corrected.tokens, corrected.quantiles)
             running.predictor.timing.in_time -= late
-            measured.append(
-                (at, query.model, query.tenant, f"{SHADOW} {running.version}", predicted, real_tokens, late)
-            )
+            measured.append((at, query.model, query.tenant, f"{SHADOW} {running.version}", served, real_tokens, late))
         return measured

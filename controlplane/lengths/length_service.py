@@ -22,7 +22,7 @@ from msgspec import Struct
 from controlplane.background import spawn
 from controlplane.jobs.record import Job, Jobs
 from controlplane.lengths import notes, services
-from controlplane.lengths.answering import Answering, RunningVersion
+from controlplane.lengths.answering import Answering, RunningVersion, clipped
 from controlplane.lengths.models import BUNDLED, LengthSample
 from controlplane.lengths.notes import Notes
 from controlplane.lengths.selectors import CACHE, LEXICAL, PRIOR
@@ -80,12 +80,7 @@ class Prediction(Struct):
 
 def bounded(query: LengthQuery, estimate: Estimate, source: str, /, **more: Any) -> Prediction:
     """Return *estimate* within the request's limits, for all its sequences."""
-    least, most = float(max(1, query.min_tokens)), float(query.max_tokens or math.inf)
-    tokens_each, quantiles = estimate.tokens, estimate.quantiles
-    if min(tokens_each, *quantiles) < least or max(tokens_each, *quantiles) > most:
-        tokens_each = min(max(tokens_each, least), most)
-        quantiles = tuple(min(max(quantile, least), most) for quantile in quantiles)
-    served = Estimate(tokens_each, quantiles, estimate.seen)
+    served = clipped(query, *estimate)
     tokens = min(max(1, round(served.tokens)) * query.sequences, MAX_TOKENS)
     upper = min(max(tokens, math.ceil(served.quantiles[-1]) * query.sequences), MAX_TOKENS)
     return Prediction(tokens, upper, source, served, **more)
@@ -166,14 +161,14 @@ class LengthService:
 
         *read* gives the query with its prompt, of which there are *characters* in all; it is called where text is read.
         """
-        began = time.perf_counter()
+        began, budget_s = time.perf_counter(), self.budget_s(query.model)
         if query.ignore_eos and query.max_tokens:
             prediction = self._by_prior(query, FORCED)
         elif not self.on:
             prediction = self._by_prior(query, PRIOR, why="off")
         else:
             try:
-                prediction = await self._ask(read(query), characters)
+                prediction = await self._ask(read(query), characters, budget_s)
             except Exception as error:
                 # Its text may hold the prompt's.
                 logger.warning("lengths: a prediction failed: %s", type(error).__name__)
@@ -181,11 +176,12 @@ class LengthService:
                 prediction = self._by_prior(query, PRIOR, why=Unanswered.FAILED)
         self.answered[SOURCES.get(prediction.source, "model")] += 1
         elapsed_s = time.perf_counter() - began
-        self.late += elapsed_s > self.budget_s(query.model) or prediction.why == Unanswered.LATE
+        self.late += elapsed_s > budget_s or prediction.why == Unanswered.LATE
         self.timing.took(elapsed_s)
         return prediction
 
-    async def _ask(self, query: LengthQuery, characters: int) -> Prediction:
+    async def _ask(self, query: LengthQuery, characters: int, budget_s: float) -> Prediction:
+        """Return the length that a cache knows, or the corrected answer of the first version that has one, or the prior."""
         key = self.cache.key(query, characters) if self.cache is not None else None
         if self.cache is not None and key is not None:
             for source, look in ((CACHE, self.cache.exact), (LEXICAL, self.cache.nearest)):
@@ -193,24 +189,18 @@ class LengthService:
                 estimate = seen.estimate(query.max_tokens) if seen is not None else None
                 if estimate is not None:
                     return bounded(query, estimate, source, query=query, key=key)
-        running, reply, failure = await self.answering.ask(query, self.budget_s(query.model))
-        why = failure or ""
-        if failure is not None:
-            self.failed[failure] += 1
-        if running is None or isinstance(reply, Unanswered):
-            return self._by_prior(query, PRIOR, query=query, key=key, why=why)
-        corrected = running.online.correct(query, reply.tokens, reply.quantiles)
-        estimate = Estimate(corrected.tokens, corrected.quantiles)
-        return bounded(
-            query,
-            estimate,
-            str(running.version),
-            query=query,
-            key=key,
-            why=why,
-            by=running,
-            corrected=corrected,
-        )
+        why = ""
+        for running in self.answering.in_turn():
+            reply = await running.predictor.ask(query, budget_s)
+            if isinstance(reply, Estimate):
+                corrected = running.online.correct(query, reply.tokens, reply.quantiles)
+                estimate, source = Estimate(corrected.tokens, corrected.quantiles), str(running.version)
+                more = {"why": why, "by": running, "corrected": corrected}
+                return bounded(query, estimate, source, query=query, key=key, **more)
+            self.failed[reply] += not why
+            why = why or reply
+        self.failed[Unanswered.DOWN] += not why
+        return self._by_prior(query, PRIOR, query=query, key=key, why=why or Unanswered.DOWN)
 
     def _by_prior(self, query: LengthQuery, source: str, /, **more: Any) -> Prediction:
         each = self.prior.output_tokens(query) / query.sequences
@@ -241,7 +231,7 @@ class LengthService:
         cut = query.max_tokens is not None and real >= query.max_tokens
         if self.cache is not None and prediction.key is not None:
             self.cache.learn(prediction.key, real, cut=cut)
-        tokens, quantiles = prediction.served.tokens, prediction.served.quantiles
+        tokens = prediction.served.tokens
         by, corrected = prediction.by, prediction.corrected
         if by is not None and corrected is not None:
             by.online.learn(query, corrected, real, cut=cut)
@@ -249,7 +239,7 @@ class LengthService:
         elif prediction.source == PRIOR:
             around = [tokens * math.exp(PRIOR_SPREAD * z) for z in NORMAL]
             self._prior_quantiles[pair].learn(tokens, around, real, cut=cut)
-        self.notes.measure(now, *pair, prediction.source, (tokens, quantiles[len(quantiles) // 2], quantiles[-1]), real)
+        self.notes.measure(now, *pair, prediction.source, prediction.served, real)
         if not cut and (place := self._drawn_place(query.model)) is not None:
             sample = LengthSample.of(query, now, tenant_id, round(tokens), prediction.source, max(1, round(real)))
             if place < len(self.notes.samples):

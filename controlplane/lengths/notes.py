@@ -15,7 +15,8 @@ from django.db import connection, transaction
 
 from controlplane.accounts.models import Tenant
 from controlplane.lengths.models import LengthMinute, LengthSample, Measures, sums_of
-from forecasting.lengths import Trees, bundled
+from forecasting.lengths import Estimate, Trees, bundled
+from forecasting.lengths.query import MEDIAN
 
 logger = logging.getLogger(__name__)
 
@@ -48,15 +49,15 @@ class Notes:
         model: str,
         tenant: str,
         predictor: str,
-        predicted: tuple[float, float, float],
+        predicted: Estimate,
         real: float,
         late: bool = False,
     ) -> None:
-        """Count one request of *real* tokens that *predictor* predicted as *predicted* (tokens, median, 0.9 quantile).
+        """Count one request of *real* tokens that *predictor* predicted as *predicted*.
 
         *late*: the answer of a shadow came after the time that a request waits.
         """
-        tokens, length = round(predicted[0]), max(1, round(real))
+        tokens, length = round(predicted.tokens), max(1, round(real))
         key = (at // 60 * 60, model, tenant, predictor)
         sums = self.minutes.get(key)
         if sums is None:
@@ -72,8 +73,8 @@ class Notes:
         sums.within_25 += error <= 25
         sums.within_50 += error <= 50
         sums.within_100 += error <= 100
-        sums.below_median += real <= predicted[1]
-        sums.below_upper += real <= math.ceil(predicted[2])
+        sums.below_median += real <= predicted.quantiles[MEDIAN]
+        sums.below_upper += real <= math.ceil(predicted.quantiles[-1])
         sums.late += late
 
     def add(self, notes: "Notes") -> None:

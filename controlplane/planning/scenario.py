@@ -1,21 +1,38 @@
-"""The live fleet as a whole scenario: inventory, dispatching, scaling and planning, without demand."""
+"""The live fleet as a scenario: inventory, measured round trips, dispatching, scaling and planning, without demand."""
 
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import numpy as np
 from django.db.models import QuerySet
+from django.utils import timezone
+from msgspec import to_builtins
 
-from controlplane.fleet.models import Model
+from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
+from controlplane.fleet.models import Deployment, Instance, Model, SloClass, SloKind, Tier, WeightedTarget
+from controlplane.fleet.selectors import gpus_fitted, region_latencies_ms
+from controlplane.fleet.spot.selectors import reclaim_times
+from controlplane.fleet.swaps import times
 from controlplane.gateway.models import LedgerRow
 from controlplane.planning.bundles import CUSTOM, presents
 from controlplane.planning.execution import strategies
-from controlplane.planning.live_scenario import live_scenario
 from controlplane.planning.models import PolicyMode, ScalingPolicy
 from controlplane.planning.plans import inventory
-from controlplane.planning.plans.round import plan_settings
+from controlplane.planning.plans.capability import BLOCK_TOKENS
+from controlplane.planning.plans.services import plan_settings
 from controlplane.tunable import Tunable
 from controlplane.tuning.selectors import tuned
 from forecasting.workload import unavailable_reason
+from scheduling.applications.prewarming import HERMES
+from scheduling.model_task import Task
+from scheduling.policy import live_policy
 from scheduling.scaling import NO_STRATEGY, STRATEGIES, make_strategy
+
+TRACES = 500
+"""Number of newest requests whose decision traces give round trips."""
 
 
 def scenario_of(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str, Any]:
@@ -92,3 +109,185 @@ def without_none(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: without_none(each) for name, each in value.items() if each is not None}
     return [without_none(each) for each in value] if isinstance(value, list) else value
+
+
+def round_trips_s(rows: QuerySet[LedgerRow]) -> dict[tuple[str, str], float]:
+    """Return the measured dispatch round trip by endpoint: the median over the newest decisions."""
+    known: dict[tuple[str, str], list[float]] = {}
+    for model, region, trace in rows.order_by("-arrived_at").values_list("model", "region", "trace")[:TRACES]:
+        for step in trace:
+            if round_trip_ms := step.get("round_trip_ms"):
+                known.setdefault((model, region), []).append(round_trip_ms / 1000)
+    return {endpoint: float(np.median(measured_s)) for endpoint, measured_s in known.items()}
+
+
+def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str, Any]:
+    """Return the scenario tables of the fleet and its dispatching; demand and scaling are left to the caller.
+
+    Each deployment with a profile has its maximum number of instances, existing ones ready; shared GPUs are as at
+    present. Round trips come from *rows*, latencies between regions from the inventory, marks from each model's settings.
+    """
+    from scheduling.routing.regions import latency_ms
+    from scheduling.simulation.scenario.fleet import ProfileOf
+
+    donated = _donated()
+    reclaim_s = reclaim_times(timezone.now()).expected_s
+    trips_s, shared, fitted = round_trips_s(rows), _shared(), gpus_fitted()
+    tables: dict[str, Any] = {name: {} for name in ("models", "gpus", "regions", "latency_ms", "profiles", "fleet")}
+    deployments: dict[tuple[str, str], list[Deployment]] = {}
+    for place, row in fleet.deployments.items():
+        profile = row.profile()
+        if profile is None or not row.max_instances:
+            continue
+        model, region, gpu = place
+        tables["models"][model] = {
+            "context_tokens": row.longest_request_tokens,
+            **({"task": row.model.task} if row.model.task != Task.GENERATE else {}),
+        }
+        prices = {
+            "usd_per_hour": row.gpu_type.on_demand_usd_per_hour,
+            "spot_usd_per_hour": row.gpu_type.spot_usd_per_hour,
+        }
+        tables["gpus"][gpu] = {name: float(usd or 0) for name, usd in prices.items()}
+        tables["gpus"][gpu]["count"] = {at: there for (at, name), there in fitted.items() if name == gpu}
+        tables["regions"][region] = {}
+        tables["profiles"][model, gpu, row.tensor_parallel] = ProfileOf.table(model, gpu, profile, row.tensor_parallel)
+        members = shared.members.get(place, [])
+        most = max(0, row.max_instances - len(members))
+        least = max(row.min_instances - len(members), 0 if members else 1)
+        ready = min(max(fleet.present[place] - shared.present[place], least), most)
+        spot = min(donated[place], most - ready)
+        table = {
+            "model": model,
+            "regions": [region],
+            "gpu": gpu,
+            "tensor_parallel": row.tensor_parallel,
+            "instances": ready,
+            "empty": most - ready - spot,
+            "kv_tokens": max(BLOCK_TOKENS, row.expected_kv_tokens),
+            "max_num_seqs": row.max_num_seqs,
+            "max_num_batched_tokens": max(row.max_num_batched_tokens, row.max_num_seqs),
+            "max_loras": row.max_loras,
+            "max_cpu_loras": row.max_cpu_loras,
+            "block_size_tokens": BLOCK_TOKENS,
+            "queue": row.scheduling_policy,
+            # A released instance is stopped, and restarts like any other, unless it is donated.
+            "start_s": fleet.starts.of(model, gpu).seconds,
+            **({"spot": spot} if spot else {}),
+            **({"reclaim_s": reclaim_s} if tuned(model).SPOT_DONATE else {}),
+            **({"pull_s": pull_s} if (pull_s := fleet.pulls_s.get((model, region), 0.0)) else {}),
+        }
+        tables["fleet"][place] = [table] if most else []
+        tables["fleet"][place] += [table | {"empty": 0} | member for member in members]
+        deployments.setdefault((model, region), []).append(row)
+    known, columns = tables["models"], ("name", "fallback__name", "fallback_wait_s")
+    falls_back = Model.objects.filter(name__in=known, fallback__name__in=known, fallback__active=True)
+    for name, fallback, wait_s in falls_back.values_list(*columns):
+        known[name] |= {"fallback": fallback, "fallback_wait_s": wait_s}
+    known_ms, regions = region_latencies_ms(), list(tables["regions"])
+    tables["latency_ms"] = {
+        origin: {target: float(latency_ms(known_ms, origin, target)) for target in regions} for origin in regions
+    }
+    shares_spot = any(tuned(model).SPOT_DONATE and tuned(model).SPOT_REDEPLOY for model, _ in deployments)
+    return {
+        **tables,
+        **({"delays": {"local_weights_s": tuned().SPOT_REDEPLOY_S}} if shares_spot else {}),
+        "profiles": list(tables["profiles"].values()),
+        "fleet": [table for of_place in tables["fleet"].values() for table in of_place],
+        **({"swap_groups": shared.groups} if shared.groups else {}),
+        **({"weighted_targets": shares} if (shares := _weighted_targets(tables["models"])) else {}),
+        "classes": {
+            row.name: _class(row) for row in SloClass.objects.select_related("degrades_to").order_by("priority", "name")
+        },
+        "endpoints": [
+            {"model": model, "region": region}
+            | to_builtins(live_policy(partial(getattr, tuned(model)), rows))
+            | {"dispatch_round_trip_ms": 1000 * trips_s.get((model, region), 0.0)}
+            for (model, region), rows in deployments.items()
+        ],
+        "policies": {
+            **to_builtins(live_policy(partial(getattr, tuned()))),
+            "max_hold_s": tuned().MAX_HOLD_S,
+            "reordering": tuned().REORDER_BY,
+            "prewarming": HERMES,
+            "late_runs_last": tuned().LATE_RUNS_LAST,
+            "prewarm_k": tuned().PREWARM_K,
+            "prewarm_share": tuned().PREWARM_SHARE,
+            "share_spot": shares_spot,
+        },
+    }
+
+
+def _weighted_targets(models: Collection[str]) -> dict[str, dict[str, float]]:
+    """Return the weights of the targets among *models*, by public name, of names with any."""
+    shares: dict[str, dict[str, float]] = {}
+    for row in WeightedTarget.objects.filter(active=True, target__in=models, weight__gt=0).order_by("name", "target"):
+        shares.setdefault(row.name, {})[row.target] = row.weight
+    return shares
+
+
+def _donated() -> Counter[inventory.Place]:
+    """Return the number of donated instances by (model, region, GPU type) name."""
+    rows = Instance.objects.filter(state=InstanceState.DONATED, deployment__active=True).order_by()
+    names = (f"deployment__{name}__name" for name in ("model", "region", "gpu_type"))
+    return Counter(rows.values_list(*names))
+
+
+def _class(row: SloClass) -> dict[str, Any]:
+    return {
+        "kind": str(row.kind),
+        "ttft_ms": row.ttft_target_ms,
+        "itl_ms": row.itl_target_ms,
+        "e2e_ms": row.e2e_target_ms,
+        "percentile": row.percentile,
+        "deadline_s": row.deadline_s,
+        "priority": row.priority,
+        "if_unreachable": row.if_unreachable,
+        "degrades_to": row.degrades_to.name if row.degrades_to else None,
+        **({"on_reclaim": str(row.on_reclaim)} if row.kind == SloKind.OPPORTUNISTIC else {}),
+    }
+
+
+@dataclass(slots=True)
+class Shared:
+    """Instances that share GPUs, each as its own fleet table."""
+
+    members: dict[inventory.Place, list[dict[str, Any]]] = field(default_factory=dict)
+    """Table keys per instance, in addition to its deployment's."""
+    present: Counter[inventory.Place] = field(default_factory=Counter)
+    """Instances that are awake or waking."""
+    groups: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Tables of `[swap_groups]`."""
+
+
+def _shared() -> Shared:
+    """Return swap groups: members, awake instances, and sleep and wake times."""
+    shared, known = Shared(), None
+    rows = (
+        Instance.objects.filter(swap_group__isnull=False, held="").exclude(state=InstanceState.FAILED).order_by("name")
+    )
+    of = ("model", "region", "gpu_type")
+    for row in rows.select_related("swap_group", *(f"deployment__{each}" for each in of)):
+        known = known or times.read()
+        deployment, group = row.deployment, row.swap_group
+        assert group is not None
+        place = deployment.model.name, deployment.region.name, deployment.gpu_type.name
+        awake = row.state in PRESENT
+        shared.present[place] += awake
+        counted = "instances" if awake else "empty" if row.tier == Tier.STOPPED else "asleep"
+        shared.members.setdefault(place, []).append(
+            {
+                "instances": 0,
+                counted: 1,
+                "sharing": {
+                    "group": group.name,
+                    "sleep_s": known.sleep(deployment, Tier.CPU).seconds,
+                    "wake_s": known.load(deployment, Tier.CPU).seconds,
+                    "reload_s": known.load(deployment, Tier.STORAGE).seconds,
+                    "weights_gb": deployment.model.weights_bytes / 1e9,
+                },
+            }
+        )
+        if group.cpu_memory_bytes is not None:
+            shared.groups[group.name] = {"cpu_memory_gb": group.cpu_memory_bytes / 1e9}
+    return shared

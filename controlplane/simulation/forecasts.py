@@ -1,7 +1,7 @@
 """Demand of a simulation by window, and forecasts of it at a time, from the demand before."""
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forecasting.workload import BEST, FORECASTERS, Fallback, Series, unavailable_reason
-from scheduling.planning.advisor import Band
+from scheduling.planning.advisor import Band, Demand, EndpointDemand
 from scheduling.planning.bursts import arrival_cv
+from scheduling.planning.places import Endpoint
+from scheduling.scaling import PlansFor
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.workload.requests import CHUNK, Requests
 
@@ -185,3 +187,38 @@ class DemandMinutes:
         part = slice(max(0, until - round(behind_s / MINUTE_S)), until)
         total = self.prompt[endpoint, part] + self.output[endpoint, part]
         return float(total.mean()) if total.size else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedDemand:
+    """Expected demand of *endpoints* as live plans know it: forecasts of the interactive classes, and minutes that are past.
+
+    *bands* gives the forecasts of prompt and output tokens of an endpoint (by its number) at a time. The minutes begin
+    *before_s* before time 0.
+    """
+
+    endpoints: Sequence[Endpoint]
+    window_s: float
+    bands: Callable[[int, float], tuple[Band, Band]]
+    asked: DemandMinutes
+    other: DemandMinutes
+    """Of the deferred classes."""
+    before_s: float = 0.0
+    shares: Sequence[float] | None = None
+    """Share of the deferred work that plans of each endpoint have room for; None: all of it."""
+    over_s: float = 3600.0
+    """Time over which the rate of deferred work is measured."""
+    seen: dict[tuple[int, float], tuple[float, float]] = field(default_factory=dict)
+    """Cache of rates and CVs."""
+
+    def at(self, now_s: float, follows: Mapping[str, PlansFor]) -> Demand:
+        """Return the demand that plans which are made for *follows*, by model, expect at *now_s*."""
+        of: dict[Endpoint, EndpointDemand] = {}
+        known_s = self.before_s + now_s
+        for at, key in enumerate(self.endpoints):
+            if (at, known_s) not in self.seen:
+                share = 1.0 if self.shares is None else self.shares[at]
+                beta = share * self.other.rate(at, known_s, self.over_s)
+                self.seen[at, known_s] = beta, self.asked.arrival_cv(at, known_s)
+            of[key] = EndpointDemand.of(*self.bands(at, now_s), follows[key[0]], *self.seen[at, known_s])
+        return Demand(now_s // self.window_s * self.window_s, self.window_s, of)

@@ -2,7 +2,7 @@
 
 import hashlib
 import pickle
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from controlplane.simulation.forecasts import (
     ORACLE,
     RECENT,
     DemandMinutes,
+    ExpectedDemand,
     SeriesForecasts,
     by_window,
     cached,
@@ -23,9 +24,8 @@ from controlplane.simulation.forecasts import (
 from forecasting.workload import usable
 from scheduling.planning.advisor import (
     Band,
-    Demand,
-    EndpointDemand,
     FleetPlan,
+    PlanInputs,
     PlanSettings,
     SimulatedPlanner,
     at_level,
@@ -50,36 +50,31 @@ def planner_of(staged: Stage) -> SimulatedPlanner | None:
     _check_forecasters(scenario, staged.path)
     if staged.scaled is None or not staged.scaled.one.uses_advice:
         return None
-    settings = staged.scaled.settings
+    own = staged.scaled.settings
     follows = {
-        key[0]: at_level(strategy.plans_for, settings[key].demand_level)
+        key[0]: at_level(strategy.plans_for, own[key].demand_level)
         for key, strategy in staged.scaled.strategies.items()
         if strategy.uses_advice
     }
     follows |= dict.fromkeys(set(staged.cluster.models) - set(follows), NO_STRATEGY)
-    whole = _fleet(staged, frozenset())
+    whole, expected, known = _fleet(staged, frozenset()), _expected(staged, own), capabilities(staged)
+    settings = PlanSettings(scenario.planner.period_s, scenario.planner.epsilon, scenario.planner.time_limit_s)
 
-    def fleet_at(now_s: float, views: Sequence[EndpointView]) -> Fleet:
-        """Return the fleet without places whose machines are lost then."""
+    def inputs_at(now_s: float, views: Sequence[EndpointView]) -> PlanInputs:
+        """Return the inputs without places whose machines are lost then."""
         lost = lost_at(scenario, staged.cluster, now_s)
-        return (_fleet(staged, lost) if lost else whole).with_instances(views)
+        fleet = (_fleet(staged, lost) if lost else whole).with_instances(views)
+        return PlanInputs(expected.at(now_s, follows), fleet, known, follows, settings)
 
-    return SimulatedPlanner(
-        demand_at=_Expected(staged, settings, follows),
-        fleet_at=fleet_at,
-        capability=capabilities(staged),
-        follows=follows,
-        settings=PlanSettings(scenario.planner.period_s, scenario.planner.epsilon, scenario.planner.time_limit_s),
-        due_shares={key[0]: settings[key].niw_share for key in reversed(staged.cluster.endpoints)},
-        make=_plan,
-    )
+    shares = {key[0]: own[key].niw_share for key in reversed(staged.cluster.endpoints)}
+    return SimulatedPlanner(inputs_at, follows, settings, shares, _plan)
 
 
-def _plan(*given: Any) -> FleetPlan:
+def _plan(now_s: float, inputs: PlanInputs) -> FleetPlan:
     """Call `make_plan`, cached in the process: futures that differ in nothing that plans depend on share them."""
-    kept = cached(hashlib.sha256(pickle.dumps(given)).digest())
+    kept = cached(hashlib.sha256(pickle.dumps((now_s, inputs))).digest())
     if "plan" not in kept:
-        kept["plan"] = make_plan(*given)
+        kept["plan"] = make_plan(now_s, inputs)
     plan: FleetPlan = kept["plan"]
     return plan
 
@@ -95,59 +90,43 @@ def _check_forecasters(scenario: Scenario, path: Path) -> None:
             raise wrong_at(path, text_of(path), key, str(error)) from error
 
 
-class _Expected:
-    """Expected demand at a time: forecasts of the interactive classes, the rate at which deferred work arrives."""
+def _expected(staged: Stage, settings: Mapping[Endpoint, Any]) -> ExpectedDemand:
+    """Return the demand that plans expect: forecasts of the interactive classes, the rate at which deferred work arrives.
 
-    def __init__(self, staged: Stage, settings: dict[Endpoint, Any], follows: dict[str, PlansFor]) -> None:
-        scenario, cluster, requests = staged.scenario, staged.cluster, staged.requests
-        # Where a bundle's forecaster is unavailable, the best stands in, as live.
-        forecasters = {key: usable(own.forecaster) for key, own in settings.items()}
-        self._endpoints, self._follows = cluster.endpoints, follows
-        self._window_s = float(scenario.forecast.window_s)
-        self._count = max(1, ceil(scenario.planner.horizon_s / self._window_s))
-        self._shares = [own.niw_share for own in settings.values()]
-        deferred = (one.deadline_s for one in scenario.classes.values() if one.kind == "non_interactive")
-        self._over_s = arrivals_over_s(filter(None, deferred))
-        kinds = [one.kind for one in scenario.classes.values()]
-        shown, other = (
-            [at for at, kind in enumerate(kinds) if kind == wanted] for wanted in ("interactive", "non_interactive")
-        )
-        minutes = int(requests.arrival_s[-1] // MINUTE_S) + 1
-        asked, others = (DemandMinutes.of(cluster, requests, classes, minutes) for classes in (shown, other))
-        self._before_s = 0.0
-        if staged.past is not None:
-            before, asked, others = _after(staged.past, asked, others, self._window_s)
-            self._before_s = before * MINUTE_S
-        self._asked, self._other = asked, others
-        self._seen = cached(asked.digest() + others.digest() + repr((self._shares, self._over_s)).encode())
-        past = [np.zeros((len(cluster.endpoints), 0))] * 2
-        if scenario.forecast.history_days and not {ORACLE, RECENT} >= set(forecasters.values()):
-            past = _past(staged, shown)
-        refit_s = 3600 * scenario.forecast.refit_h
-        self._series = [
-            [
-                SeriesForecasts(forecasters[key], self._window_s, minutes_of[at], past_of[at], refit_s)
-                for minutes_of, past_of in zip((asked.prompt, asked.output), past, strict=True)
-            ]
-            for at, key in enumerate(cluster.endpoints)
+    *settings*: `Scenario.at` each endpoint. Where a bundle's forecaster is unavailable, the best stands in, as live.
+    """
+    scenario, cluster, requests = staged.scenario, staged.cluster, staged.requests
+    window_s, forecasters = float(scenario.forecast.window_s), [usable(own.forecaster) for own in settings.values()]
+    count = max(1, ceil(scenario.planner.horizon_s / window_s))
+    shares = [own.niw_share for own in settings.values()]
+    deferred = (one.deadline_s for one in scenario.classes.values() if one.kind == "non_interactive")
+    over_s = arrivals_over_s(filter(None, deferred))
+    kinds = [one.kind for one in scenario.classes.values()]
+    shown, other = (
+        [at for at, kind in enumerate(kinds) if kind == wanted] for wanted in ("interactive", "non_interactive")
+    )
+    minutes, before_s = int(requests.arrival_s[-1] // MINUTE_S) + 1, 0.0
+    asked, others = (DemandMinutes.of(cluster, requests, classes, minutes) for classes in (shown, other))
+    if staged.past is not None:
+        before, asked, others = _after(staged.past, asked, others, window_s)
+        before_s = before * MINUTE_S
+    past = [np.zeros((len(cluster.endpoints), 0))] * 2
+    if scenario.forecast.history_days and not {ORACLE, RECENT} >= set(forecasters):
+        past = _past(staged, shown)
+    series = [
+        [
+            SeriesForecasts(forecaster, window_s, minutes_of[at], past_of[at], 3600 * scenario.forecast.refit_h)
+            for minutes_of, past_of in zip((asked.prompt, asked.output), past, strict=True)
         ]
+        for at, forecaster in enumerate(forecasters)
+    ]
 
-    def __call__(self, now_s: float) -> Demand:
-        of: dict[Endpoint, EndpointDemand] = {}
-        known_s = self._before_s + now_s
-        for at, key in enumerate(self._endpoints):
-            prompt, output = (series.ahead(known_s, self._count) for series in self._series[at])
-            beta, cv = self._buffer_and_cv(at, known_s)
-            of[key] = EndpointDemand.of(_finite(prompt), _finite(output), self._follows[key[0]], beta, cv)
-        return Demand(now_s // self._window_s * self._window_s, self._window_s, of)
+    def bands(at: int, now_s: float) -> tuple[Band, Band]:
+        prompt, output = (_finite(one.ahead(before_s + now_s, count)) for one in series[at])
+        return prompt, output
 
-    def _buffer_and_cv(self, endpoint: int, known_s: float) -> tuple[float, float]:
-        """Return the rate at which deferred work arrives at *endpoint* (tokens per second), and the interactive CV."""
-        seen: tuple[float, float] | None = self._seen.get((endpoint, known_s))
-        if seen is None:
-            beta = self._shares[endpoint] * self._other.rate(endpoint, known_s, self._over_s)
-            seen = self._seen[endpoint, known_s] = beta, self._asked.arrival_cv(endpoint, known_s)
-        return seen
+    seen = cached(asked.digest() + others.digest() + repr((shares, over_s)).encode())
+    return ExpectedDemand(cluster.endpoints, window_s, bands, asked, others, before_s, shares, over_s, seen)
 
 
 def _after(

@@ -92,7 +92,8 @@ class LengthModel(ABC):
         return self
 
     def predict(self, queries: Sequence[LengthQuery]) -> Predictions:
-        self._require_fitted()
+        if not self.fitted:
+            raise ValueError(f"The length model {self.name!r} is not fitted.")
         return self._predict(queries) if queries else bounded([], [], queries)
 
     def predict_one(self, query: LengthQuery) -> tuple[float, NDArray[np.float64]]:
@@ -105,7 +106,8 @@ class LengthModel(ABC):
 
     def save(self, path: Path) -> None:
         """Write the model to *path* atomically: a concurrent reader has the old file or the new one."""
-        self._require_fitted()
+        if not self.fitted:
+            raise ValueError(f"The length model {self.name!r} is not fitted.")
         write_state(path, {"model": self.name, "version": self.version, **self.state()})
 
     @classmethod
@@ -119,10 +121,6 @@ class LengthModel(ABC):
                 f"{path}: {cls.name} of version {state.get('version')!r}, this version reads {cls.version}"
             )
         return cls.of_state(state)
-
-    def _require_fitted(self) -> None:
-        if not self.fitted:
-            raise ValueError(f"The length model {self.name!r} is not fitted.")
 
 
 def bounded(tokens: ArrayLike, quantiles: ArrayLike, queries: Sequence[LengthQuery]) -> Predictions:

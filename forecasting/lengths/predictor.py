@@ -133,14 +133,14 @@ class InLine(Predictor):
         self._rests_until_s = -math.inf
         self._rest_s = LEAST_REST_S
 
-    def ask_now(self, query: LengthQuery, budget_s: float) -> Estimate | Unanswered:
+    async def ask(self, query: LengthQuery, budget_s: float) -> Estimate | Unanswered:
         """Return the model's answer, or why there is none; it is not interrupted at *budget_s*, but counts as late."""
         began = self.clock()
         self.timing.asked += 1
         if began < self._rests_until_s:
             return Unanswered.RESTING
         try:
-            answer = checked(*self.model.predict_one(query))
+            answer = checked(*(each[0] for each in self.model.predict([query])))
         except Exception as error:
             logger.debug("length model: %s", type(error).__name__)  # its text may hold the prompt's
             answer = Unanswered.FAILED
@@ -156,9 +156,6 @@ class InLine(Predictor):
             self._failures, self._rest_s = 0, LEAST_REST_S
             self.timing.in_time += took_s <= budget_s
         return answer
-
-    async def ask(self, query: LengthQuery, budget_s: float) -> Estimate | Unanswered:
-        return self.ask_now(query, budget_s)
 
 
 class _PendingQuery(NamedTuple):

@@ -8,10 +8,8 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from scheduling.queueing.ordering import Standing
-
-NEVER_S: Final = 1e300
-"""Stands for infinity, which JSON cannot hold."""
+LONG_AGO_S: Final = -1e9
+"""Stands for minus infinity, which JSON cannot hold."""
 
 
 class Condition(StrEnum):
@@ -27,7 +25,7 @@ class Condition(StrEnum):
     FAILED = "FAILED"
 
 
-class InstanceState(Struct):
+class InstanceState(Struct, forbid_unknown_fields=True):
     name: str
     model: str
     region: str
@@ -45,7 +43,6 @@ class InstanceState(Struct):
     waits: bool = False
     """It gets them next."""
     reachable: bool = True
-    heartbeat_s: float | None = None
     kv_tokens: int = 0
     adapters: list[str] = []
     """LoRA adapters that it holds, most recently used first."""
@@ -69,7 +66,7 @@ class Holder(NamedTuple):
     """By its KV events; else by the router's index."""
 
 
-class PromptState(Struct):
+class PromptState(Struct, forbid_unknown_fields=True):
     """The start of a prompt, as routers know it."""
 
     recorded: bytes
@@ -83,7 +80,7 @@ class PromptState(Struct):
     holders: list[Holder] = []
 
 
-class RequestState(Struct, kw_only=True):
+class RequestState(Struct, kw_only=True, forbid_unknown_fields=True):
     request_id: str
     model: str
     region: str
@@ -95,16 +92,11 @@ class RequestState(Struct, kw_only=True):
     predicted_tokens: int
     sequences: int
     attempts: int
-    expected_prompt: int
-    """Prompt tokens as the dispatcher counts them."""
     tenant: str = ""
-    tenant_id: int = 0
     adapter: str = ""
     """LoRA adapter, "" for none."""
     prompt: int | None = None
     """Index in `FleetState.prompts`, where a router considers prompts."""
-    standing: Standing | None = None
-    """Of its application run, where its queue is ordered by run; due at `NEVER_S` for never."""
     priority: int | None = None
     """With which the queue manager released it; None: that of its class."""
     asked_model: str = ""
@@ -112,34 +104,37 @@ class RequestState(Struct, kw_only=True):
     model_rule: str = ""
     falls_back: bool = False
     """Whether the fallback of its model may still serve it."""
+    expected_wait_s: float = 0.0
+    """As estimated when it came, where it has a fallback."""
     true_output: int | None = None
     """Output tokens, if the request has ended since."""
 
 
 class WaitingRequest(RequestState, kw_only=True):
-    expected_output: int
-    virtual_start: float | None = None
-    """Its queue key, where tenants have shares of its queue."""
+    key_s: float | None = None
+    """Its queue key, a moment but where tenants have shares of its queue; None: as if it came now."""
+    rank_s: float = 0.0
+    """Its rank inside a request group."""
     put_off_s: float | None = None
     """Seconds after its arrival when it counts as due, where it can no longer be in time (`virtual_queues.defer_late`)."""
     spot: bool = False
     """For a donated instance."""
-    expected_wait_s: float = 0.0
-    """As estimated when it came, where it has a fallback."""
 
 
 class HeldRequest(RequestState, kw_only=True):
     """Held by the queue manager for non-interactive work; `served_in` is the region that its caller prefers."""
 
-    expected_output: int
-
 
 class RunningRequest(RequestState, kw_only=True):
+    expected_prompt: int
+    """Prompt tokens as the dispatcher counts them."""
     expected_tokens: int
     """Prompt and output tokens that the dispatcher reserved."""
     instance: int
     """Index in `FleetState.instances`."""
     placed_s: float
+    queue_key_s: float = 0.0
+    """By which its engine orders it, where that is not by class."""
     streamed: bool
     output_tokens: int
     cached_tokens: int = 0
@@ -147,34 +142,46 @@ class RunningRequest(RequestState, kw_only=True):
     ahead: int | None = None
     """Iterations since it entered the look-ahead map; None if it is in none."""
 
-    @property
-    def expected_output(self) -> int:
-        return self.expected_tokens - self.expected_prompt
 
-
-class EndpointState(Struct):
+class EndpointState(Struct, forbid_unknown_fields=True):
     model: str
     region: str
-    ordering: str
-    cursor: int | None
-    """Instance that last got work."""
-    changed_s: float
-    """When, and by how many instances, the endpoint was last scaled."""
-    changed_delta: int
-    asked_tokens: list[float]
-    """Tokens asked for in each of the last seconds, oldest first."""
-    asked_work_s: float
-    """Engine seconds requested, decayed by age (`routing.regions`)."""
-    backlog_s: float
-    """Of those, the part not yet computed."""
     spot: bool = False
     """Of its donated instances."""
+    ordering: str = ""
+    cursor: int | None = None
+    """Instance that last got work."""
+    changed_s: float = LONG_AGO_S
+    """When, and by how many instances, the endpoint was last scaled."""
+    changed_delta: int = 0
+    asked_tokens: list[float] = []
+    """Tokens asked for in each of the last seconds, oldest first."""
+    asked_work_s: float = 0.0
+    """Engine seconds requested, decayed by age (`routing.regions`)."""
+    backlog_s: float = 0.0
+    """Of those, the part not yet computed."""
+    mean_tokens: float = 0.0
+    """Where it has request groups, of its requests,"""
+    mean_output: float = 0.0
+    group_limit: int = 0
+    """the most requests of a group,"""
+    token_s: tuple[float, float] = (0.0, 0.0)
+    """and the time of a prompt token and of an output token, by which requests of similar lengths are found: as of the last
+    sweep.
+    """
+    short: int = 0
+    """Instances that the global scheduler misses."""
 
 
-class GroupState(Struct):
+GROUP: Final = ("kind", "number", "joined", "prompt_tokens", "output_tokens", "opened_s", "pinned")
+"""Fields of a group that are those of its record (`queueing.groups`)."""
+
+
+class GroupState(Struct, forbid_unknown_fields=True):
     """A request group and its position in a virtual queue."""
 
     endpoint: int
+    """Index in `FleetState.endpoints`."""
     kind: int
     number: int
     joined: int
@@ -186,34 +193,24 @@ class GroupState(Struct):
     """Whether requests of its kind still join it."""
     instance: int | None
     """Instance of its virtual queue."""
-    rank: int
     members: list[int]
     """Indices into `FleetState.waiting`, in the order of leaving."""
 
 
-class GroupsState(Struct):
+class GroupsState(Struct, forbid_unknown_fields=True):
     """All request groups, and the memory of the global scheduler."""
 
     groups: list[GroupState]
+    """In the order of their virtual queues."""
     classes: list[tuple[int, int]]
     """Priority and due time in ms of each SLO class, in the order that kinds use."""
-    mean_tokens: list[float]
-    """By endpoint."""
-    mean_output: list[float]
-    limit: list[int]
-    """By endpoint: the most requests of a group, and the time of a prompt token and of an output token, by which requests of
-    similar lengths are found. Both are as of the last sweep.
-    """
-    token_s: list[tuple[float, float]]
     next_number: int
-    tried: tuple[int, int] | None = None
-    """Groups ever made and groups in use at the last search for a better order; None before the first."""
-    tried_s: float = -1e9
-    short_instances: list[tuple[int, int]] = []
-    """(endpoint, instances missing)."""
+    tried: tuple[int, int] = (-1, -1)
+    """Groups ever made and groups in use at the last search for a better order."""
+    tried_s: float = LONG_AGO_S
 
 
-class BacklogState(Struct):
+class BacklogState(Struct, forbid_unknown_fields=True):
     """Work of a model that the queue manager expects besides the requests that it holds (`queueing.held_work`)."""
 
     model: str
@@ -227,9 +224,10 @@ class BacklogState(Struct):
     mean_tokens: float
 
 
-class FleetState(Struct):
+class FleetState(Struct, forbid_unknown_fields=True):
     instances: list[InstanceState]
     running: list[RunningRequest]
+    """In order of dispatch."""
     waiting: list[WaitingRequest]
     """In order of arrival at their queues."""
     endpoints: list[EndpointState]

@@ -1,16 +1,17 @@
 """The planner that strategies follow: forecasts with bands, the fleet and its capability
 become advice for each endpoint.
 
-Live planning, the comparison of strategies and the experiments call `make_plan` for the models whose plans are due,
+Live planning, simulations and experiments read `PlanInputs` and call `make_plan` for the models whose plans are due,
 each at the period of its strategy (`PlansFor.period_s`), and `EndpointPlan.advice` at every tick. They differ only in
-where they read forecasts and instances. A plan is in force until its successor exists; one that has none at
+where they read the inputs. A plan is in force until its successor exists; one that has none at
 `valid_until_s` is stale, and strategies then use only the load.
 """
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import ceil, inf, sqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +19,14 @@ from numpy.typing import NDArray
 from scheduling.planning.bursts import POISSON_CV, UNEVEN_CV, pooled_reserve, unevenness
 from scheduling.planning.capacity import Capability, instances_needed, must_run
 from scheduling.planning.places import Endpoint, Fleet, Planned, problem_of
-from scheduling.planning.plan import Plan
-from scheduling.planning.planner import solve
+from scheduling.planning.planner import Plan, solve
 from scheduling.planning.programme import SolverLost
-from scheduling.planning.soon import STARTS_AHEAD, Soon, SoonAt
 from scheduling.scaling.endpoint import Advice, EndpointView, PlansFor
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+STARTS_AHEAD = 2.0
+"""Starts whose time the plan for adding covers: one that is requested now, and some to spare."""
 STALE_PERIODS = 2.0
 """Periods for which a plan is valid at least: its successor may be a whole period late."""
 
@@ -162,6 +164,21 @@ class PlanSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanInputs:
+    """All that a plan is made from, read before anything is planned."""
+
+    demand: Demand
+    fleet: Fleet
+    capability: Mapping[tuple[str, str], Capability]
+    """By (model, GPU type)."""
+    follows: Mapping[str, PlansFor]
+    """What the plans of each model are made for."""
+    settings: PlanSettings
+    notes: Mapping[Endpoint, str] = field(default_factory=dict)
+    """What is known of an endpoint's demand besides, for readers."""
+
+
+@dataclass(frozen=True, slots=True)
 class EndpointPlan:
     """Plan of one endpoint, in plain numbers, so that it can be stored in a row. Times are seconds."""
 
@@ -202,7 +219,7 @@ class EndpointPlan:
 class FleetPlan:
     """A plan for all endpoints together: the problem, its solution and the result for each endpoint."""
 
-    demand: Demand
+    inputs: PlanInputs
     planned: Planned
     plan: Plan
     endpoints: Mapping[Endpoint, EndpointPlan]
@@ -215,22 +232,15 @@ def valid_until_s(made_at_s: float, period_s: float, forecast_ends_s: float) -> 
     return max(forecast_ends_s, made_at_s + STALE_PERIODS * period_s)
 
 
-def make_plan(
-    now_s: float,
-    demand: Demand,
-    fleet: Fleet,
-    capability: Mapping[tuple[str, str], Capability],
-    follows: Mapping[str, PlansFor],
-    settings: PlanSettings,
-) -> FleetPlan:
-    """Plan *fleet* for *demand*. Capability is by (model, GPU type); *follows* gives the plans of each model.
-
-    Raises what the solver raises, and ValueError for invalid numbers.
-    """
+def make_plan(now_s: float, inputs: PlanInputs) -> FleetPlan:
+    """Plan the fleet for its demand. Raises what the solver raises, and ValueError for invalid numbers."""
+    demand, fleet, capability, settings = inputs.demand, inputs.fleet, inputs.capability, inputs.settings
     shares = {model: demand.prompt_share(model) for model in {name for name, _ in (*demand.of, *capability)}}
     theta = {key: each.at(shares[key[0]]) for key, each in capability.items()}
     cvs = {model: demand.cv(model) for model, _ in demand.of}
-    follows = {model: plans_for.at(unevenness(cvs.get(model, UNEVEN_CV))) for model, plans_for in follows.items()}
+    follows = {
+        model: plans_for.at(unevenness(cvs.get(model, UNEVEN_CV))) for model, plans_for in inputs.follows.items()
+    }
     beta = {endpoint: each.beta_tokens_per_s for endpoint, each in demand.of.items()}
     period_s = {model: settings.period_of(follows[model]) for model, _ in demand.of}
     horizon_ends_s = {model: min(now_s + follows[model].horizon_s, demand.ends_s) for model, _ in demand.of}
@@ -251,12 +261,12 @@ def make_plan(
     two_plans = {model for model in fleet.models if model in follows and follows[model].two_plans}
     last_s = max((ends_s[model] for model in two_plans & set(ends_s)), default=now_s)
     steps = min(demand.windows, ceil((last_s - demand.start_s) / demand.window_s))
-    soon: Soon | None = None
+    soon: Callable[[int], Ints] | None = None
     if two_plans and steps > 0:
         added = _with_reserve(lambda each: each.soon, demand, capability, shares)
         asked = {endpoint: added[endpoint] if endpoint[0] in two_plans else each for endpoint, each in kept.items()}
         after = {model: ceil(STARTS_AHEAD * fleet.slowest_start_s(model) / demand.window_s) for model in two_plans}
-        soon = Soon(asked, planned, fixed, targets, after, steps, settings.gap, settings.time_limit_s / steps)
+        soon = _soon(asked, planned, fixed, targets, after, settings.gap, settings.time_limit_s / steps)
     models, regions = fleet.models, fleet.regions
     endpoints = {}
     for (model, region), each in demand.of.items():
@@ -265,7 +275,7 @@ def make_plan(
         at = models.index(model), regions.index(region)
         endpoints[model, region] = EndpointPlan(
             target_instances=int(targets[at]),
-            soon_instances=SoonAt(soon, at) if soon is not None and model in two_plans else (),
+            soon_instances=SoonInstances(soon, at, steps) if soon is not None and model in two_plans else (),
             forecast_tokens_per_s=float(each.kept[ahead[model]].max(initial=0.0)),
             start_s=demand.start_s,
             window_s=demand.window_s,
@@ -279,7 +289,60 @@ def make_plan(
         endpoint: float((kept[endpoint] - each.kept[ahead[endpoint[0]]]).max(initial=0.0))
         for endpoint, each in demand.of.items()
     }
-    return FleetPlan(demand, planned, plan, endpoints, reserve)
+    return FleetPlan(inputs, planned, plan, endpoints, reserve)
+
+
+@dataclass(frozen=True, slots=True)
+class SoonInstances(Sequence[int]):
+    """Instances of the endpoint *at* (model, region) to add up to, by window; each is planned on first access."""
+
+    planned: Callable[[int], Ints]
+    at: tuple[int, int]
+    steps: int
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __getitem__(self, window: Any) -> Any:
+        windows = range(self.steps)[window]
+        if isinstance(windows, range):
+            return [self[one] for one in windows]
+        return int(self.planned(windows)[self.at])
+
+
+def _soon(
+    asked: Mapping[Endpoint, Floats],
+    planned: Planned,
+    fixed: Collection[Endpoint],
+    targets: Ints,
+    after: Mapping[str, int],
+    gap: float,
+    time_limit_s: float,
+) -> Callable[[int], Ints]:
+    """Return what plans instances (models, regions) for the demand *asked* from a window until *after* windows beyond it.
+
+    Never more than *targets*, which are kept: more would only be removed again. *after* has the models with two plans;
+    others take part with all of their demand, since they take GPUs. The next plan usually arrives before the second window.
+    """
+    by_need: dict[bytes, Ints] = {}
+
+    @cache
+    def of(window: int) -> Ints:
+        rates = {
+            endpoint: each[window : window + 1 + after[endpoint[0]]] if endpoint[0] in after else each
+            for endpoint, each in asked.items()
+        }
+        problem = planned.asking(rates, fixed)
+        # Of the same fleet, problems with the same needs are one.
+        need = problem.need_tokens_per_s.tobytes() + problem.need_total_tokens_per_s.tobytes()
+        if need not in by_need:
+            try:
+                by_need[need] = np.minimum(solve(problem, gap=gap, time_limit_s=time_limit_s).by_endpoint, targets)
+            except SolverLost:  # add what is kept
+                by_need[need] = targets
+        return by_need[need]
+
+    return of
 
 
 def _with_reserve(
@@ -357,11 +420,8 @@ def _by_capability(
 class SimulatedPlanner:
     """The planner of a simulation: plans each strategy's models at multiples of its period, and advises at every tick."""
 
-    demand_at: Callable[[float], Demand]
-    """Returns the expected demand at a time; it must not use anything that happens later."""
-    fleet_at: Callable[[float, Sequence[EndpointView]], Fleet]
-    """Returns the fleet at a time, with the observed instances of the endpoints."""
-    capability: Mapping[tuple[str, str], Capability]
+    inputs_at: Callable[[float, Sequence[EndpointView]], PlanInputs]
+    """Returns the inputs at a time, with the observed instances; no demand in them may come from what happens later."""
     follows: Mapping[str, PlansFor]
     settings: PlanSettings
     due_shares: Mapping[str, float] = field(default_factory=dict)
@@ -384,20 +444,20 @@ class SimulatedPlanner:
         return [plan.advice(now_s) if plan else None for plan in plans]
 
     def _renew(self, now_s: float, models: Set[str], views: Sequence[EndpointView]) -> None:
-        fleet = self.fleet_at(now_s, views).only(models)
         for model in models:
             period_s = self.settings.period_of(self.follows[model])
             self._due_s[model] = (now_s // period_s + 1) * period_s
-        if fleet.deployments:
-            shares = {model: share for model, share in self.due_shares.items() if model in models}
-            held = {
-                view.model: [(due_s, shares[view.model] * tokens) for due_s, tokens in view.due]
-                for view in views
-                if view.model in shares
-            }
-            demand = self.demand_at(now_s).only(models).with_due(held, now_s)
+        inputs = self.inputs_at(now_s, views)
+        held = {
+            view.model: [(due_s, self.due_shares[view.model] * tokens) for due_s, tokens in view.due]
+            for view in views
+            if view.model in models & self.due_shares.keys()
+        }
+        demand = inputs.demand.only(models).with_due(held, now_s)
+        inputs = replace(inputs, demand=demand, fleet=inputs.fleet.only(models))
+        if inputs.fleet.deployments:
             try:
-                made = self.make(now_s, demand, fleet, self.capability, self.follows, self.settings)
+                made = self.make(now_s, inputs)
             except SolverLost:  # as live, the plan before stays in force
                 return
             self.made.append(made)

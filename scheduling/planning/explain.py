@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.planning.plan import Plan
+from scheduling.planning.planner import Plan
 from scheduling.planning.problem import TOLERANCE
 
 

@@ -43,6 +43,8 @@ class Deployed:
     """What GPUs that are acquired again take alongside it."""
     pull_s: float = 0.0
     """To pull the weights of the model into the region first; 0 where they are there."""
+    starts: int = 0
+    """Starts by which `start_s` was measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from msgspec import Struct
 from scheduling.fleet.carried import most_at_once
 from scheduling.fleet.front_end import NO_LIMIT, FrontEnd
 from scheduling.fleet.profile import Profile
-from scheduling.fleet.state import BacklogState
+from scheduling.fleet.state import LONG_AGO_S, BacklogState
 from scheduling.queueing.release_rule import AT_ONCE, SLACK, USE, ReleaseRule
 
 Place = TypeVar("Place")
@@ -49,8 +49,6 @@ DUE_STEP_S: Final = 60.0
 RATE_WINDOW_S: Final = 600.0
 FIRST_TOKENS: Final = 1000.0
 """Expected tokens of a request of a model of which none is known yet."""
-LONG_AGO_S: Final = -1e9
-"""Used instead of minus infinity, which JSON does not have."""
 RECENT: Final = 256
 
 USED, TROUGH, PACE, DUE, OFF = "use", "trough", "pace", "slack", "at_once"

@@ -46,7 +46,7 @@ from scheduling.simulation.measures.samples import Samples
 from scheduling.simulation.prewarming import SimulatedPrewarming
 from scheduling.simulation.result import Result
 from scheduling.simulation.simulated_fleet import SimulatedFleet
-from scheduling.simulation.state.placing import Fork, place, resume_scheduler
+from scheduling.simulation.state.placing import Fork, place
 from scheduling.simulation.waits import SimulatedWaits
 from scheduling.simulation.workload.requests import Requests, follow
 from scheduling.simulation.workload.runs import RunsToCome
@@ -116,7 +116,7 @@ class Simulation:
         self.fallbacks = Fallbacks(self.waits) if cluster.fallbacks and self.waits else None
         """Fallbacks of models, where any has one."""
         self.looked_s = 0.0  # last look at the virtual queues
-        of_fork = () if state is None else (state.requests.count, state.held, state.backlogs, state.look_s)
+        of_fork = () if state is None else (state.requests.count, state.held, state.state.backlogs, state.state.look_s)
         may_hold = judges and not all(terms.interactive for terms in cluster.classes)
         self.holding = HeldArrivals(self.bound, *of_fork) if may_hold or (requests.held & HELD).any() else None
         """Queue manager for non-interactive work, if any request is held or may be degraded to such a class."""
@@ -133,8 +133,8 @@ class Simulation:
         self.make_room(state.slots)
         place(self.world, state)
         if state.groups is not None and self.scheduling is not None:
-            self.looked_s = state.swept_s
-            resume_scheduler(self.scheduling.scheduler, state.groups, self.waiting.groups.groups.size)
+            self.looked_s = state.state.swept_s
+            state.resume(self.scheduling.scheduler, self.waiting.groups.groups.size)
 
     @property
     def world(self) -> World:

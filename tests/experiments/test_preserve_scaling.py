@@ -191,7 +191,8 @@ def test_a_forecast_knows_only_what_lies_behind_it():
     again = forecast_demand("seasonal_naive", history, changed, 600.0)
     assert (again.mean[:101] == made.mean[:101]).all()
     assert (again.mean[288] != made.mean[288]).all()
-    assert [made.at(now_s) for now_s in (0.0, 599.0, 600.0, 1e9)] == [0, 0, 1, 299]
+    for now_s, at in ((0.0, 0), (599.0, 0), (600.0, 1), (1e9, 299)):
+        assert (made.band(1, now_s).mean == made.mean[at, 1]).all()
     with pytest.raises(ValueError, match="no forecaster 'x'"):
         forecast_demand("x", history, actual, 600.0)
 
@@ -203,7 +204,8 @@ def advice(prompt, output, plans_for, able, views, other=0.0):
     behind = np.zeros((len(streams), 240))
     seen = DemandMinutes(behind, behind, behind), DemandMinutes(behind + other, behind, behind)
     made = planner(streams, Expected(*forecasts, *seen), plans_for, {"llama": able}, 20, 1.0)
-    made.settings = replace(made.settings, epsilon=1.0)
+    read, alone = made.inputs_at, replace(made.settings, epsilon=1.0)
+    made.inputs_at = lambda now_s, views: replace(read(now_s, views), settings=alone)
     return made.advise(10.0, views)
 
 

@@ -21,7 +21,7 @@ def test_foreknown_plans_for_the_demand_that_comes_and_keeps_its_name():
     advisor = setting.planner(make_strategy("lt_i").plans_for, 1.0, foreknown=True)
     assert {advisor.settings.period_of(plans_for) for plans_for in advisor.follows.values()} == {600.0}
     for at in range(total.shape[1]):
-        known = advisor.demand_at(at * 600.0)
+        known = advisor.inputs_at(at * 600.0, []).demand
         assert known.windows == 1
         assert [float(known.of[stream].kept[0]) for stream in setting.scene.streams] == pytest.approx(
             total[:, at].tolist()

@@ -16,9 +16,9 @@ from controlplane.fleet.rollouts import services as rollouts
 from controlplane.fleet.swaps import services as swaps
 from controlplane.gateway.models import LedgerRow
 from controlplane.planning.execution import executor
-from controlplane.planning.live_scenario import live_scenario
 from controlplane.planning.models import MoveSource, ScalingPlan
 from controlplane.planning.plans import inventory as planned
+from controlplane.planning.scenario import live_scenario
 
 pytestmark = pytest.mark.django_db
 S = InstanceState

@@ -17,7 +17,7 @@ from controlplane.lengths import training
 from controlplane.lengths.models import BUNDLED, LengthMinute, LengthSample, LengthVersion, VersionState
 from controlplane.lengths.notes import Notes
 from forecasting.files import write_state
-from forecasting.lengths import Fitting, LengthQuery
+from forecasting.lengths import Estimate, Fitting, LengthQuery
 from forecasting.lengths.features import MEASURES, unpacked
 from forecasting.lengths.query import read_turns
 from forecasting.lengths.subprocess_server import load
@@ -27,6 +27,7 @@ from workers.tasks import lengths as tasks
 pytestmark = pytest.mark.django_db
 
 STATES = VersionState
+TEN = Estimate(10.0, (10.0, 10.0, 10.0, 10.0, 20.0))
 
 
 @pytest.fixture(autouse=True)
@@ -306,7 +307,14 @@ def test_measures_of_several_batches_add_up(acme):
     for _ in range(3):
         notes = Notes()
         for _ in range(50):
-            notes.measure(now, "m", "acme", "trees 0", (100.0, 90.0, 200.0), dice.choice([60, 100, 126, 300]))
+            notes.measure(
+                now,
+                "m",
+                "acme",
+                "trees 0",
+                Estimate(100.0, (90.0, 90.0, 90.0, 90.0, 200.0)),
+                dice.choice([60, 100, 126, 300]),
+            )
         notes_module.write(notes)
     rows = LengthMinute.objects.all()
     assert sum(row.requests for row in rows) == 150
@@ -318,7 +326,7 @@ def test_measures_of_several_batches_add_up(acme):
 def test_what_could_not_be_written_adds_up_too():
     first, second = Notes(), Notes()
     for notes in (first, second):
-        notes.measure(0.0, "m", "t", "prior", (10.0, 10.0, 20.0), 12)
+        notes.measure(0.0, "m", "t", "prior", TEN, 12)
     first.samples.append("a sample")
     second.add(first)
     assert [sums.requests for sums in second.minutes.values()] == [2]
@@ -329,7 +337,7 @@ def test_held_measures_are_bounded(monkeypatch):
     monkeypatch.setattr(notes_module, "HELD_SERIES", 5)
     notes = Notes()
     for number in range(9):
-        notes.measure(60.0 * number, "m", "t", "prior", (10.0, 10.0, 20.0), 12)
+        notes.measure(60.0 * number, "m", "t", "prior", TEN, 12)
     assert (len(notes.minutes), notes.given_up) == (5, 4)
 
 
@@ -339,7 +347,7 @@ def test_trees_that_are_gone_cost_samples_but_no_measures(acme, monkeypatch):
 
     monkeypatch.setattr(notes_module, "reader", gone)
     notes = Notes(samples=[LengthSample.of(LengthQuery("x", 1, "m"), 0.0, acme.pk, 1, "prior", 1)])
-    notes.measure(0.0, "m", "t", "prior", (10.0, 10.0, 20.0), 12)
+    notes.measure(0.0, "m", "t", "prior", TEN, 12)
     notes_module.write(notes)
     assert (LengthMinute.objects.count(), LengthSample.objects.count()) == (1, 0)
 

@@ -103,29 +103,29 @@ def test_the_bundled_trees_bear_hard_prompts(text):
     assert isinstance(checked(*bundled().predict_one(LengthQuery(text, max(1, len(text) // 4), "m", "t"))), Estimate)
 
 
-def test_in_line_rests_after_failures_and_comes_back():
+async def test_in_line_rests_after_failures_and_comes_back():
     now = [0.0]
     model = Scripted(lambda asked: float("nan"))
     predictor = InLine(model, clock=lambda: now[0])
-    assert [predictor.ask_now(query(), 1.0) for _ in range(5)] == [Unanswered.SENSELESS] * 5
-    assert predictor.ask_now(query(), 1.0) is Unanswered.RESTING
+    assert [await predictor.ask(query(), 1.0) for _ in range(5)] == [Unanswered.SENSELESS] * 5
+    assert await predictor.ask(query(), 1.0) is Unanswered.RESTING
     assert model.asked == 5
     now[0] = 0.2
-    assert predictor.ask_now(query(), 1.0) is Unanswered.SENSELESS  # one try, and it rests for longer
+    assert await predictor.ask(query(), 1.0) is Unanswered.SENSELESS  # one try, and it rests for longer
     now[0] = 0.27
-    assert predictor.ask_now(query(), 1.0) is Unanswered.RESTING
+    assert await predictor.ask(query(), 1.0) is Unanswered.RESTING
     now[0] = 1.0
     model.say = lambda asked: 7.0
-    assert predictor.ask_now(query(), 1.0).tokens == 7.0
-    assert predictor.ask_now(query(), 1.0).tokens == 7.0
+    assert (await predictor.ask(query(), 1.0)).tokens == 7.0
+    assert (await predictor.ask(query(), 1.0)).tokens == 7.0
 
 
-def test_in_line_an_exception_is_no_answer_and_its_text_is_not_logged(caplog):
+async def test_in_line_an_exception_is_no_answer_and_its_text_is_not_logged(caplog):
     def say(asked):
         raise RuntimeError(asked.text)
 
     caplog.set_level("DEBUG")
-    assert InLine(Scripted(say)).ask_now(query("secret"), 1.0) is Unanswered.FAILED
+    assert await InLine(Scripted(say)).ask(query("secret"), 1.0) is Unanswered.FAILED
     assert "secret" not in caplog.text
 
 

@@ -8,24 +8,30 @@ from controlplane.fleet.models import Deployment, Instance, Model, PerformancePr
 from controlplane.gateway.models import LedgerRow, MinuteRow
 from controlplane.planning.forecasts import demand
 from controlplane.planning.plans import capability, inventory
+from controlplane.planning.plans.expected import expect
 from tests.planning.conftest import NOW, PLACE
 
 pytestmark = pytest.mark.django_db
 
 
 def measured():
-    return capability.read(inventory.read({PLACE[0]}), NOW)[PLACE[0], "a100-80gb"]
+    expected = expect(NOW, {})
+    return capability.read(inventory.read({PLACE[0]}), expected.demand, NOW)[PLACE[0], "a100-80gb"]
+
+
+def arrival_cv():
+    return demand.read(NOW - timedelta(hours=4), NOW, 60).arrival_cv(PLACE)
 
 
 @pytest.mark.nightly
 def test_bursts_of_the_minutes_leave_less_of_an_instance(make_minutes):
     make_minutes(120, requests=40)
-    assert demand.arrival_cvs(NOW)[PLACE] == 0.0  # as even as a clock
+    assert arrival_cv() == 0.0  # as even as a clock
     even = measured()
     for row in MinuteRow.objects.order_by("minute")[::2]:
         row.requests = 240
         row.save()
-    assert demand.arrival_cvs(NOW)[PLACE] == pytest.approx((((240 - 40) ** 2) / 2 / 140) ** 0.5, rel=0.05)
+    assert arrival_cv() == pytest.approx((((240 - 40) ** 2) / 2 / 140) ** 0.5, rel=0.05)
     uneven = measured()
     assert even.cv == 1.0 < uneven.cv
     assert uneven.reserve * uneven.cv > even.reserve * even.cv

@@ -94,7 +94,8 @@ class TestDemand:
         SloClass.objects.create(name="flexible", title="Flexible", kind=SloKind.NON_INTERACTIVE, deadline_s=deadline_s)
         make_minutes(120)
         make_minutes(60, prompt=6_000, output=0, slo_class="flexible")
-        assert demand.deferred(NOW.replace(second=0)) == {PLACE: pytest.approx(rate)}
+        series = demand.read(NOW - timedelta(days=1), NOW, 60)
+        assert series.deferred(PLACE, demand.deferred_over_s()) == pytest.approx(rate)
 
     def test_what_can_wait_is_counted_once_in_a_plan_and_what_takes_the_rest_never(self, make_minutes, settings):
         for name, kind in (("flexible", SloKind.NON_INTERACTIVE), ("idle", SloKind.OPPORTUNISTIC)):
@@ -109,7 +110,7 @@ class TestDemand:
         assert set(selectors.demand(*PLACE, Quantity.PROMPT, starts, 60)) == {1000.0}
         assert selectors.demand_now(Quantity.PROMPT, NOW) == {PLACE: 1000.0}
         assert selectors.demand_now(Quantity.PROMPT, NOW, "idle") == {PLACE: 100_000.0}
-        assert demand.deferred(NOW.replace(second=0)) == {PLACE: pytest.approx(100_000.0)}
+        assert series.deferred(PLACE, 600.0) == pytest.approx(100_000.0)
         of_group = {"": 1000.0, demand.DEFERRED: 100_000.0, demand.EVERY_CLASS: 101_000.0}
         for group, rate in of_group.items():
             assert selectors.demand_now(Quantity.PROMPT, NOW, group) == {PLACE: rate}

@@ -65,16 +65,16 @@ class TestExpected:
     def test_our_strategy_keeps_for_more_than_it_adds_for_where_arrivals_are_uneven(
         self, make_minutes, settings, monkeypatch, cv, kept, soon
     ):
-        monkeypatch.setattr(plans.demand, "arrival_cvs", lambda now: {PLACE: cv})
+        monkeypatch.setattr(plans.demand.DemandSeries, "arrival_cv", lambda series, endpoint: cv)
         settings.PLAN_DEMAND = "strategy"
         make_minutes(40)
         make_forecasts(NOW)
         assert Forecast.objects.exclude(upper_80=[]).update(mean=[100.0] * 5, upper_80=[200.0] * 5)
         ours, other = (plans.expect(NOW, {PLACE[0]: name}) for name in ("pilothouse", "lt_ua"))
         quantities = 2
-        assert ours.of[PLACE].kept.tolist() == [kept * quantities] * 5
-        assert ours.of[PLACE].soon.tolist() == [soon * quantities] * 5
-        assert other.of[PLACE].kept.tolist() == other.of[PLACE].soon.tolist() == [100.0 * quantities] * 5
+        assert ours.demand.of[PLACE].kept.tolist() == [kept * quantities] * 5
+        assert ours.demand.of[PLACE].soon.tolist() == [soon * quantities] * 5
+        assert other.demand.of[PLACE].kept.tolist() == other.demand.of[PLACE].soon.tolist() == [100.0 * quantities] * 5
 
     @pytest.mark.parametrize(("share", "beta"), [(1.0, 100.0 + 100.0), (0.5, 100.0), (0.0, 0.0)])
     def test_deferred_work_that_arrives_and_that_waits_is_planned_for(self, make_minutes, monkeypatch, share, beta):
@@ -85,27 +85,27 @@ class TestExpected:
         make_minutes(60, prompt=4_800, output=1_200, slo_class="flex")
         monkeypatch.setattr(waiting, "read", lambda: {PLACE[0]: waiting.Waiting(9, 360_000.0, 100.0)})
         expected = plans.expect(NOW, {PLACE[0]: "lt_ua"})
-        assert sum(each.beta_tokens_per_s for each in expected.of.values()) == pytest.approx(beta)
+        assert sum(each.beta_tokens_per_s for each in expected.demand.of.values()) == pytest.approx(beta)
         monkeypatch.setattr(waiting, "read", lambda: {PLACE[0]: waiting.Waiting(9, 360_000.0, 600.0)})
         expected = plans.expect(NOW, {PLACE[0]: "lt_ua"})
-        assert sum(each.beta_tokens_per_s for each in expected.of.values()) == pytest.approx(600.0 * share)
+        assert sum(each.beta_tokens_per_s for each in expected.demand.of.values()) == pytest.approx(600.0 * share)
 
     def test_forecasts_of_single_classes_are_not_planned_for(self, make_minutes):
         make_minutes(40)
         make_minutes(40, prompt=6_000, output=0, slo_class="flexible")
         make_forecasts(NOW)
-        assert plans.expect(NOW, {}).of[PLACE].kept.tolist() == [1300.0] * 5
+        assert plans.expect(NOW, {}).demand.of[PLACE].kept.tolist() == [1300.0] * 5
         Forecast.objects.exclude(slo_class="").update(mean=[9e9] * 5)
-        assert plans.expect(NOW, {}).of[PLACE].kept.tolist() == [1300.0] * 5
+        assert plans.expect(NOW, {}).demand.of[PLACE].kept.tolist() == [1300.0] * 5
         Forecast.objects.filter(slo_class="").delete()
         assert "no forecast yet" in plans.expect(NOW, {}).notes[PLACE]
 
     def test_before_the_first_forecast_the_last_minutes_are_used(self, make_minutes):
         make_minutes(3)
         expected = plans.expect(NOW, {})
-        assert expected.of[PLACE].kept.tolist() == [1200.0] * 5
+        assert expected.demand.of[PLACE].kept.tolist() == [1200.0] * 5
         assert "no forecast yet" in expected.notes[PLACE]
-        assert expected.to_plan().prompt_share(PLACE[0]) == pytest.approx(1000 / 1200)
+        assert expected.demand.prompt_share(PLACE[0]) == pytest.approx(1000 / 1200)
 
     def test_nothing_known_nor_a_minute_that_was_counted_in_part_is_no_demand(self, make_minutes, deployment):
         assert plans.expect(NOW, {}) is None

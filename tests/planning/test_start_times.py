@@ -10,8 +10,8 @@ from controlplane.events.models import Event
 from controlplane.fleet.lifecycle import start_times
 from controlplane.fleet.lifecycle.start_times import MedianTime
 from controlplane.gateway.models import LedgerRow
-from controlplane.planning.live_scenario import live_scenario
 from controlplane.planning.plans import inventory
+from controlplane.planning.scenario import live_scenario
 from controlplane.tuning import services as tuning
 from scheduling.planning.places import problem_of
 from scheduling.simulation.cluster.description import cluster_of

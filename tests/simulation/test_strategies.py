@@ -10,9 +10,6 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from controlplane.simulation import forecasts, planner
-from controlplane.simulation.planner import capabilities
-from scheduling.planning.bursts import usable_instances
-from scheduling.planning.capacity import SIMULATED
 from scheduling.simulation.scenario import load_scenario
 from scheduling.simulation.staging.stage import stage
 from tests.examples import at_night_but
@@ -105,21 +102,6 @@ def test_an_oracle_and_the_recent_minutes_plan_differently(tmp_path: Path) -> No
 
 
 @pytest.mark.nightly
-def test_bursts_and_a_stricter_percentile_leave_less_of_an_instance(tmp_path: Path) -> None:
-    def usable(cv: str, percentile: str) -> float:
-        path = example(tmp_path, "pilothouse", cv=cv)
-        path.write_text(path.read_text().replace("ttft_ms = 2000", f"ttft_ms = 2000\npercentile = {percentile}"))
-        scenario = load_scenario(path)
-        (able,) = capabilities(stage(scenario, path)).values()
-        assert able.source == SIMULATED
-        return able.total_tokens_per_s * float(usable_instances(4, able.reserve, float(cv)))
-
-    usual = usable("1.0", "95")
-    assert usable("4.0", "95") < usual
-    assert usable("1.0", "99.9") < usual
-
-
-@pytest.mark.nightly
 def test_capability_as_given_decides_how_many(tmp_path: Path) -> None:
     def most(tokens_per_s: str) -> int:
         answer = run(example(tmp_path, "preserve", total_tokens_per_s=tokens_per_s))
@@ -173,7 +155,7 @@ def test_planners_do_not_count_on_what_is_lost(tmp_path: Path) -> None:
     assert planned is not None
 
     def most(now_s: float) -> dict[str, tuple[int, int]]:
-        fleet = planned.fleet_at(now_s, [])
+        fleet = planned.inputs_at(now_s, []).fleet
         return {
             region: (row.max_instances, fleet.units[region, gpu]) for (_, region, gpu), row in fleet.deployments.items()
         }

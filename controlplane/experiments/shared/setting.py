@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from controlplane.experiments.experiment import Progress
 from controlplane.experiments.shared.scenes import DAY_S, INTERACTIVE, OTHER, Scene
-from controlplane.simulation.forecasts import MINUTE_S, DemandMinutes, by_window
+from controlplane.simulation.forecasts import MINUTE_S, DemandMinutes, ExpectedDemand, by_window
 from forecasting.models_extra import ModelsExtraMissing
 from forecasting.workload import FORECASTERS, Fallback, unavailable_reason
 from forecasting.workload.series import Series
-from scheduling.planning.advisor import Band, Demand, EndpointDemand, PlanSettings, SimulatedPlanner
+from scheduling.planning.advisor import Band, PlanInputs, PlanSettings, SimulatedPlanner
 from scheduling.planning.bursts import POISSON_CV, arrival_cv
 from scheduling.planning.capacity import Capability
 from scheduling.planning.places import Deployed, Endpoint, Fleet
@@ -68,9 +68,10 @@ class DemandForecasts:
     error: float
     """Absolute error of the first window's mean over all forecasts and streams, divided by the demand."""
 
-    def at(self, now_s: float) -> int:
-        """Return the number of the newest forecast at *now_s*."""
-        return min(int(now_s // self.window_s), len(self.mean) - 1)
+    def band(self, stream: int, now_s: float) -> Band:
+        """Return the newest forecast of *stream* at *now_s*."""
+        now = min(int(now_s // self.window_s), len(self.mean) - 1)
+        return Band(self.mean[now, stream], self.upper_80[now, stream])
 
     @classmethod
     def foreknown(cls, actual: Floats, window_s: float) -> "DemandForecasts":
@@ -128,19 +129,6 @@ class Expected:
     interactive: DemandMinutes
     other: DemandMinutes
 
-    def demand(self, streams: Sequence[Endpoint], plans_for: PlansFor, now_s: float, niw_share: float = 1.0) -> Demand:
-        """Return the expected demand of *streams*, which are the rows of the forecasts.
-
-        Room is kept for *niw_share* of the other work of the past hour (beta): all of it where nothing holds that back.
-        """
-        now, known_s = self.prompt.at(now_s), BEFORE_S + now_s
-        of = {}
-        for at, stream in enumerate(streams):
-            prompt, output = (Band(each.mean[now, at], each.upper_80[now, at]) for each in (self.prompt, self.output))
-            beta, cv = niw_share * self.other.rate(at, known_s), self.interactive.arrival_cv(at, known_s, BEFORE_S)
-            of[stream] = EndpointDemand.of(prompt, output, plans_for, beta, cv)
-        return Demand(now * self.prompt.window_s, self.prompt.window_s, of)
-
 
 def planner(
     streams: Sequence[Endpoint],
@@ -151,29 +139,35 @@ def planner(
     usd_per_hour: float,
     niw_share: float = 1.0,
 ) -> SimulatedPlanner:
-    """Return the planner of a strategy that follows plans made for *plans_for*, each at its period; *niw_share* as in
-    `Expected.demand`.
+    """Return the planner of a strategy that follows plans made for *plans_for*, each at its period.
 
-    Capability is by model; *capacity* is the number of machines of a region, lent out or not, all of one type.
+    Room is kept for *niw_share* of the other work of the past hour (beta): all of it where nothing holds that back.
+    Capability is by model; *capacity* is the number of machines of a region, lent out or not, all of one type. *streams*
+    are the rows of the forecasts.
     """
     units = dict.fromkeys(((region, MACHINE) for _, region in streams), capacity)
+    follows, settings = dict.fromkeys((model for model, _ in streams), plans_for), PlanSettings()
+    known = {(model, MACHINE): one for model, one in capability.items()}
+    shares = [niw_share] * len(streams)
 
-    def fleet_at(now_s: float, views: Sequence[EndpointView]) -> Fleet:
+    def bands(at: int, now_s: float) -> tuple[Band, Band]:
+        prompt, output = (each.band(at, now_s) for each in (expected.prompt, expected.output))
+        return prompt, output
+
+    demand = ExpectedDemand(
+        streams, expected.prompt.window_s, bands, expected.interactive, expected.other, BEFORE_S, shares
+    )
+
+    def inputs_at(now_s: float, views: Sequence[EndpointView]) -> PlanInputs:
         deployments = {
             (view.model, view.region, MACHINE): Deployed(
                 view.instances, view.spot, view.min_instances, view.max_instances, 1, usd_per_hour
             )
             for view in views
         }
-        return Fleet(deployments, units)
+        return PlanInputs(demand.at(now_s, follows), Fleet(deployments, units), known, follows, settings)
 
-    return SimulatedPlanner(
-        demand_at=lambda now_s: expected.demand(streams, plans_for, now_s, niw_share),
-        fleet_at=fleet_at,
-        capability={(model, MACHINE): one for model, one in capability.items()},
-        follows=dict.fromkeys((model for model, _ in streams), plans_for),
-        settings=PlanSettings(),
-    )
+    return SimulatedPlanner(inputs_at, follows, settings)
 
 
 def measured_capability(
@@ -213,7 +207,7 @@ class Setting:
         self, plans_for: PlansFor, usd_per_hour: float, foreknown: bool = False, niw_share: float = 1.0
     ) -> SimulatedPlanner:
         """Return the planner of a strategy that follows plans made for *plans_for*; *foreknown*: one that plans every
-        window for its actual demand; *niw_share* as in `Expected.demand`.
+        window for its actual demand; *niw_share* as in `planner`.
         """
         expected = self.expected
         if foreknown:

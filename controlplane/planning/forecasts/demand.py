@@ -13,13 +13,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
-from django.db.models import CharField, F, Q, QuerySet, Sum
+from django.db.models import CharField, F, Q, QuerySet
 from django.db.models.functions import Cast
 from numpy.typing import NDArray
 
 from controlplane.fleet.models import Deployment, SloClass, SloKind
 from controlplane.gateway.models import MinuteRow
-from controlplane.gateway.selectors import OWN_REGION
 from controlplane.planning.models import Quantity
 
 MINUTE_S = 60
@@ -40,8 +39,8 @@ Endpoint = tuple[str, str]
 Key = tuple[Endpoint, Quantity, str]
 """Endpoint, quantity and SLO classes of a series: "" all interactive ones together, which plans use, `DEFERRED` all
 non-interactive ones."""
-Totals = tuple[list[int], list[int]]
-"""Prompt and output tokens by window."""
+Totals = tuple[list[int], list[int], list[int]]
+"""Prompt tokens, output tokens and requests by window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +51,8 @@ class DemandSeries:
     window_s: int
     tokens_per_s: dict[Key, NDArray[np.float64]]
     """Series of all interactive and of all deferred classes together for every endpoint."""
+    requests: dict[Endpoint, NDArray[np.float64]]
+    """Of the interactive classes, by window."""
     known: int
     """Number of windows with counts."""
 
@@ -59,6 +60,17 @@ class DemandSeries:
         """Return the series of *endpoint*; without requests, zeros with the common gaps."""
         series = self.tokens_per_s.get((endpoint, quantity, slo_class))
         return series if series is not None else 0.0 * self.tokens_per_s[endpoint, quantity, ""]
+
+    def deferred(self, endpoint: Endpoint, over_s: float) -> float:
+        """Return tokens per second of the deferred classes of *endpoint* over the counted windows of the last *over_s*."""
+        both = sum(self.of(endpoint, quantity, DEFERRED)[-round(over_s / self.window_s) :] for quantity in Quantity)
+        return float(np.nanmean(both)) if np.isfinite(both).any() else 0.0
+
+    def arrival_cv(self, endpoint: Endpoint) -> float:
+        """Return the CV of interactive arrivals over the last `BURSTS_OVER`."""
+        from scheduling.planning.bursts import arrival_cv
+
+        return arrival_cv(self.requests[endpoint][-round(BURSTS_OVER.total_seconds() / self.window_s) :])
 
 
 def endpoints() -> list[Endpoint]:
@@ -97,7 +109,7 @@ def read(since: datetime, until: datetime, window_s: int) -> DemandSeries:
     }
     indexes: dict[str, int] = {}
     adds: dict[tuple[str, str, str], Totals | None] = {}
-    for minute, model, served_in, own_region, slo_class, prompt, output in _rows(
+    for minute, model, served_in, own_region, slo_class, requests, *tokens in _rows(
         start, start + timedelta(seconds=count * window_s)
     ):
         region = own_region or served_in
@@ -110,20 +122,25 @@ def read(since: datetime, until: datetime, window_s: int) -> DemandSeries:
             group = groups.get(slo_class, "")
             adds[key] = None if group is None else together.get(((model, region), group))
         if (totals := adds[key]) is not None:
-            totals[0][index // width] += prompt
-            totals[1][index // width] += output
+            for sums, value in zip(totals, (*tokens, requests), strict=True):
+                sums[index // width] += value
     known_s = MINUTE_S * counted.reshape(count, width).sum(axis=1, dtype=np.float64)
     known_s[known_s == 0] = np.nan
     series = {
-        (endpoint, quantity, slo_class): np.array(tokens, np.float64) / known_s
-        for (endpoint, slo_class), total in together.items()
-        for quantity, tokens in zip(Quantity, total, strict=True)
+        (endpoint, quantity, slo_class): np.array(total, np.float64) / known_s
+        for (endpoint, slo_class), totals in together.items()
+        for quantity, total in zip(Quantity, totals[:2], strict=True)
     }
-    return DemandSeries(start, window_s, series, int(np.isfinite(known_s).sum()))
+    counts = {
+        endpoint: np.where(np.isnan(known_s), np.nan, totals[2])
+        for (endpoint, slo_class), totals in together.items()
+        if not slo_class
+    }
+    return DemandSeries(start, window_s, series, counts, int(np.isfinite(known_s).sum()))
 
 
 def _nothing(count: int) -> Totals:
-    return [0] * count, [0] * count
+    return [0] * count, [0] * count, [0] * count
 
 
 def other_classes(*kinds: SloKind) -> QuerySet[SloClass, str]:
@@ -140,46 +157,12 @@ def deferred_over_s() -> float:
     return arrivals_over_s(filter(None, deadlines.values_list("deadline_s", flat=True)))
 
 
-def deferred(now: datetime) -> dict[Endpoint, float]:
-    """Return tokens per second of the non-interactive classes, by endpoint, over the counted minutes of `deferred_over_s`.
-
-    Opportunistic classes use leftover capacity and are not planned for.
-    """
-    rows = MinuteRow.objects.filter(minute__gte=now - timedelta(seconds=deferred_over_s()), minute__lt=now).order_by()
-    counted_s = MINUTE_S * rows.values("minute").distinct().count()
-    sums = (
-        rows.filter(slo_class__in=other_classes(SloKind.NON_INTERACTIVE))
-        .annotate(own=OWN_REGION)
-        .values_list("model", "own")
-        .annotate(tokens=Sum(ASKED[Quantity.PROMPT] + ASKED[Quantity.OUTPUT]))
-    )
-    return {(model, region): tokens / counted_s for model, region, tokens in sums}
-
-
-def arrival_cvs(now: datetime) -> dict[Endpoint, float]:
-    """Return the CV of interactive arrivals over the last hours, by callers' endpoint, from minute counts."""
-    from scheduling.planning.bursts import arrival_cv
-
-    start = window_start(now - BURSTS_OVER, MINUTE_S)
-    count = int((now - start).total_seconds()) // MINUTE_S
-    rows = MinuteRow.objects.filter(minute__gte=start, minute__lt=start + timedelta(seconds=count * MINUTE_S))
-    counts: dict[Endpoint, NDArray[np.float64]] = {}
-    asked = rows.exclude(slo_class__in=other_classes()).order_by().annotate(own=OWN_REGION)
-    sums = asked.values_list("model", "own", "minute").annotate(asked=Sum("requests"))
-    for model, region, minute, requests in sums:
-        by_minute = counts.setdefault((model, region), np.zeros(count))
-        by_minute[int((minute - start).total_seconds()) // MINUTE_S] += requests
-    # As for demand, a minute without any counts is a gap.
-    counted = np.any(list(counts.values()), axis=0)
-    return {endpoint: arrival_cv(np.where(counted, by_minute, np.nan)) for endpoint, by_minute in counts.items()}
-
-
 def _rows(since: datetime, until: datetime) -> Iterator[tuple[Any, ...]]:
-    """Yield (minute as text, model, region, own region, SLO class, prompt tokens, output tokens), one row of each."""
+    """Yield (minute as text, model, region, own region, SLO class, requests, prompt and output tokens), one row of each."""
     rows = MinuteRow.objects.filter(minute__gte=since, minute__lt=until).order_by()
     # Half a million rows cover some ten thousand minutes: a datetime per row would be half the cost.
     texts = rows.annotate(text=Cast("minute", CharField()), **{quantity.name: ASKED[quantity] for quantity in Quantity})
-    columns = ("text", "model", "region", "own_region", "slo_class", *(quantity.name for quantity in Quantity))
+    columns = ("text", "model", "region", "own_region", "slo_class", "requests", *(each.name for each in Quantity))
     yield from texts.values_list(*columns).iterator(chunk_size=5_000)
 
 

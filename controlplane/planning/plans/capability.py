@@ -16,12 +16,12 @@ from django.db.models.functions import TruncMinute
 
 from controlplane.fleet.models import Deployment, Instance, Model, PerformanceProfile, SloClass, SloKind
 from controlplane.gateway.models import LedgerRow, MinuteRow, Outcome
-from controlplane.planning.forecasts import demand
 from controlplane.planning.forecasts.demand import ASKED
 from controlplane.planning.plans import inventory
 from scheduling.model_task import POOLING_TASKS
 
 if TYPE_CHECKING:
+    from scheduling.planning.advisor import Demand
     from scheduling.planning.capacity import Capability
     from scheduling.queueing.promises import Promise
     from scheduling.simulation.engine.config import EngineConfig
@@ -43,11 +43,13 @@ LOOK_BACK = timedelta(hours=4)
 _simulated: dict[Any, "Capability"] = {}
 
 
-def read(fleet: inventory.Fleet, now: datetime) -> dict[Key, "Capability"]:
-    """Return capability by (model, GPU type); pairs with neither ledger windows nor a profile are left out."""
+def read(fleet: inventory.Fleet, demand: "Demand", now: datetime) -> dict[Key, "Capability"]:
+    """Return capability by (model, GPU type) under the bursts of *demand*; pairs with neither ledger windows nor a profile
+    are left out.
+    """
     from scheduling.planning.capacity import UNKNOWN, profile_capability
 
-    windows, cvs = _windows(now), demand.arrival_cvs(now)
+    windows = _windows(now)
     lengths = {model: mean_lengths(model, now) for model in fleet.models}
     capabilities: dict[Key, Capability] = {}
     for (model, _, gpu_type), deployment in fleet.deployments.items():
@@ -56,7 +58,7 @@ def read(fleet: inventory.Fleet, now: datetime) -> dict[Key, "Capability"]:
             continue
         seen = np.array(windows.get(key, []), np.float64).reshape(-1, 6)
         prompt, output, violations, requests, instances, allowed = seen.T
-        cv = max([POISSON_CV, *(each for (name, _), each in cvs.items() if name == model)])
+        cv = max([POISSON_CV, *(each.cv for (name, _), each in demand.of.items() if name == model)])
         one = profile_capability(
             prompt,
             output,

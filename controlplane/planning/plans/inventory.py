@@ -1,6 +1,7 @@
 """Planner's view of the fleet: deployments, instances and GPUs, read from rows."""
 
 from collections import Counter
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,7 @@ class Fleet:
         from scheduling.planning.places import Deployed
         from scheduling.planning.places import Fleet as PlannedFleet
 
+        starts = {place: self.starts.of(place[0], place[2]) for place in self.deployments}
         deployments = {
             place: Deployed(
                 instances=self.present[place],
@@ -46,7 +48,8 @@ class Fleet:
                 max_instances=row.max_instances,
                 gpus=row.tensor_parallel,
                 usd_per_hour=float(row.gpu_type.on_demand_usd_per_hour),
-                start_s=self.starts.of(place[0], place[2]).seconds,
+                start_s=starts[place].seconds,
+                starts=starts[place].measured,
                 machine_s=0.0,  # included in the measured start
                 pull_s=self.pulls_s.get(place[:2], 0.0),
             )
@@ -55,9 +58,11 @@ class Fleet:
         return PlannedFleet(deployments, self.units)
 
 
-def read(models: set[str]) -> Fleet:
-    """Read the fleet of *models* (names), without GPUs held by other models."""
-    rows = Deployment.objects.filter(active=True, model__active=True, region__active=True, model__name__in=models)
+def read(models: Set[str] | None = None) -> Fleet:
+    """Read the fleet of *models* (names; None: all), without GPUs held by other models."""
+    rows = Deployment.objects.filter(active=True, model__active=True, region__active=True)
+    if models is not None:
+        rows = rows.filter(model__name__in=models)
     deployments = {
         (row.model.name, row.region.name, row.gpu_type.name): row
         for row in rows.select_related("model", "region", "gpu_type").order_by("model__name", "region__name", "pk")

@@ -4,7 +4,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from controlplane.fleet.models import Deployment
 from controlplane.planning.plans import inventory
 from controlplane.planning.scenario import scenario_of
 from controlplane.simulation.selectors import LEDGER_COLUMNS, ledger_rows, ledger_trace
@@ -20,9 +19,8 @@ def export(folder: Path, since: datetime | None = None, until: datetime | None =
 
     Raises ValueError without a profile or requests, ScenarioError for a fleet that is no scenario, OSError.
     """
-    fleet = inventory.read(set(Deployment.objects.filter(active=True).values_list("model__name", flat=True)))
     rows = ledger_rows(since, until)
-    values = scenario_of(fleet, rows)
+    values = scenario_of(inventory.read(), rows)
     if not values["fleet"]:
         raise ValueError("No active deployment has a performance profile, which gives instances' times.")
     rows = rows.filter(model__in=list(values["models"]))

@@ -6,7 +6,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from controlplane.accounts.models import Tenant
 from controlplane.dispatch.queues.commands import fleet_state
 from controlplane.fleet.models import Deployment
 from controlplane.gateway.models import Outcome
@@ -78,10 +77,7 @@ def _without_strategy(names: set[str]) -> list[str]:
 
 
 def _complete(state: FleetState, fleet: inventory.Fleet, at: datetime) -> None:
-    """Add to *state* the names of tenants and GPUs, and recent lengths."""
-    tenants = dict(Tenant.objects.values_list("pk", "name"))
-    for request in state.requests:
-        request.tenant = tenants.get(request.tenant_id, "")
+    """Add to *state* the numbers of GPUs and recent lengths."""
     for one in state.instances:
         row = fleet.deployments.get((one.model, one.region, one.gpu))
         one.gpu = gpus_as_type(one.gpu, row.tensor_parallel if row else 1)

@@ -10,7 +10,6 @@ import numpy as np
 from django.db.models import Count, Q, QuerySet
 from django.utils import timezone
 
-from controlplane.fleet.models import Deployment
 from controlplane.planning.plans import inventory
 from controlplane.planning.scenario import scenario_of
 from controlplane.simulation.selectors import ledger_rows
@@ -47,8 +46,7 @@ def what_ifs() -> QuerySet[WhatIf]:
 
 def present_scenario() -> dict[str, Any]:
     """Return the active fleet and its policies as a scenario without demand."""
-    fleet = inventory.read(set(Deployment.objects.filter(active=True).values_list("model__name", flat=True)))
-    return scenario_of(fleet, ledger_rows(timezone.now() - RECENT))
+    return scenario_of(inventory.read(), ledger_rows(timezone.now() - RECENT))
 
 
 def progress(pk: int) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from controlplane.fleet.models import Deployment, Instance
+from controlplane.fleet.models import Instance
 from controlplane.gateway.models import LedgerRow, Outcome
 from controlplane.planning.plans import inventory
 from controlplane.planning.scenario import scenario_of
@@ -107,9 +107,8 @@ def judge(now: datetime) -> list[TwinError]:
     """Simulate the newest window again and store a row for each profile with enough requests."""
     until = now - timedelta(seconds=30)  # later requests may still run
     since = until - timedelta(seconds=tuned().TWIN_ERROR_EVERY_S)
-    fleet = inventory.read(set(Deployment.objects.filter(active=True).values_list("model__name", flat=True)))
     asked = ledger_rows(since - WARM_UP, until)
-    values = scenario_of(fleet, asked)
+    values = scenario_of(inventory.read(), asked)
     newest = asked.order_by("-arrived_at", "-pk")[:MAX_REQUESTS].select_related("tenant").defer("error_message")
     rows = _of_the_fleet(values, reversed(newest))
     if len(rows) < MIN_REQUESTS:

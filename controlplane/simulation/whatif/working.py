@@ -7,7 +7,7 @@ makes its run again, with the same numbers, since a run is deterministic by its 
 import logging
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final
@@ -49,25 +49,11 @@ class Ended(Exception):
     """The run was cancelled."""
 
 
-@dataclass(slots=True)
-class RunProgress:
-    """Progress of a run in this process."""
-
-    pk: int
-    written_s: float = 0.0
-
-    def phase(self, phase: Phase, progress: float) -> None:
-        """Store the phase and progress of the run. Raise Ended once it is no longer to be run."""
-        self.written_s = time.monotonic()
-        running = FutureSeed.objects.filter(pk=self.pk, state=WhatIfState.RUNNING)
-        if not running.update(phase=phase, progress=progress):
-            raise Ended
-
-    def simulated(self, done: int, total: int) -> None:
-        """Store the share of requests done, as `phase`, at most every WRITE_S."""
-        if time.monotonic() - self.written_s >= WRITE_S:
-            share = done / total if total else 1.0
-            self.phase(Phase.SIMULATING, STAGED_SHARE + (SIMULATED_SHARE - STAGED_SHARE) * share)
+def _advance(row: FutureSeed, phase: Phase, progress: float) -> None:
+    """Store the phase and progress of *row*. Raise Ended once it is no longer to be run."""
+    running = FutureSeed.objects.filter(pk=row.pk, state=WhatIfState.RUNNING)
+    if not running.update(phase=phase, progress=progress):
+        raise Ended
 
 
 def waiting_runs() -> Any:
@@ -134,15 +120,24 @@ def run(row: FutureSeed) -> dict[str, Any]:
     # Imported here for solvers and forecasters, which a web process does not need.
     from controlplane.simulation.running import simulate
 
-    written, future, what_if = RunProgress(row.pk), row.future, row.future.what_if
-    written.phase(Phase.STAGING, 0.0)
+    future, what_if, written_s = row.future, row.future.what_if, time.monotonic()
+
+    def simulated(done: int, total: int) -> None:
+        """Store the share of requests done at most every WRITE_S."""
+        nonlocal written_s
+        if time.monotonic() - written_s >= WRITE_S:
+            written_s = time.monotonic()
+            share = done / total if total else 1.0
+            _advance(row, Phase.SIMULATING, STAGED_SHARE + (SIMULATED_SHARE - STAGED_SHARE) * share)
+
+    _advance(row, Phase.STAGING, 0.0)
     start = _start(what_if.pk, what_if.created_at)
     altered = changed(what_if, future, start)
     edits = altered.edits(row.seed, what_if.horizon_s)
     staged = stage_start(start, altered.scenario, row.seed, edits, what_if.horizon_s)
-    written.phase(Phase.SIMULATING, STAGED_SHARE)
-    ran = simulate(altered.scenario, staged, progress=written.simulated)
-    written.phase(Phase.MEASURING, SIMULATED_SHARE)
+    _advance(row, Phase.SIMULATING, STAGED_SHARE)
+    ran = simulate(altered.scenario, staged, progress=simulated)
+    _advance(row, Phase.MEASURING, SIMULATED_SHARE)
     values = results.packed(ran, counted_of(what_if, altered), row.seed)
     if start.kind == "scenario":
         values["result"]["simulated"] = results.simulated(ran)

@@ -29,7 +29,9 @@ from scheduling.simulation.cluster.state_changes import (
     DRAINING,
     GIVE,
     NOTHING,
+    QUEUE,
     RECLAIMING,
+    RESUME,
     SCALE_IN,
     SCALE_OUT,
     SETTLE,
@@ -50,6 +52,7 @@ from scheduling.simulation.cluster.sweep import (
 from scheduling.simulation.cluster.totals import observe_endpoint, sum_up, update_growth_totals, update_totals
 from scheduling.simulation.cluster.world import WAITING, World, base_of, spot_of
 from scheduling.simulation.engine.batch import begin, end, give
+from scheduling.simulation.engine.progress import resume
 from scheduling.simulation.engine.state import IDLE, LEAVING, NONE
 
 # Reasons for pausing the loop.
@@ -306,7 +309,7 @@ def enter(
 ) -> int:
     """Handle every call from Python, by *source* and *what*: a single kernel, so that its parts are compiled once.
 
-    TIME: `run`. BEGIN and GIVE assemble an engine. ARRIVE: *subject* is a request that comes
+    TIME: `run`. BEGIN, GIVE, RESUME and QUEUE put a fork together. ARRIVE: *subject* is a request that comes
     now; RUNS, SCALE or FALL_BACK. Any other action is done to *subject*; without one, *endpoint* and
     *request* are those of `control`. Both update the fleet arrays first.
     """
@@ -319,6 +322,13 @@ def enter(
         if event_s >= 0.0:
             set_time(world.events, after, event_s)
         return after
+    if what == RESUME:
+        resume(engines, after, subject)
+        return subject
+    if what == QUEUE:
+        queue(world, subject, after, False)
+        expect_end(world, subject, after)
+        return subject
     if what == WITHDRAW:
         if after == 1:
             give_up(world, subject)

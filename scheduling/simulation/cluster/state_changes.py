@@ -39,6 +39,8 @@ GIVE: Final = 11  # a sequence, which has reached its instance (`loop.enter`)
 ARRIVE: Final = 13  # a request of an application run (`loop.enter`)
 CANCEL: Final = 14  # an endpoint: its start that is farthest from ready
 WITHDRAW: Final = 12  # a slot of the waiting set, whose request is refused if `after` is 1 (`loop.enter`)
+QUEUE: Final = 15  # a request of a fork, at an endpoint (`loop.enter`)
+RESUME: Final = 16  # a sequence of a fork that decodes, at its instance (`loop.enter`)
 
 TO_CALLER: Final = -2
 """Answer to an action besides an instance's number and NONE: the caller must handle it."""

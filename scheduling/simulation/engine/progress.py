@@ -7,12 +7,12 @@ one token per sequence each time.
 import math
 from typing import Any
 
-from scheduling.compiled import compiled_inline
+from scheduling.compiled import compiled_inline, compiled_internal
 from scheduling.fleet.arrays import FleetArrays
 from scheduling.fleet.profile import step_time_s
-from scheduling.simulation.engine.kv_room import place_in_block
+from scheduling.simulation.engine.kv_room import blocks, place_in_block
 from scheduling.simulation.engine.lookahead import follow
-from scheduling.simulation.engine.sequences import append_joining, push_due
+from scheduling.simulation.engine.sequences import append_joining, append_running, push_due
 from scheduling.simulation.engine.state import NONE, STEP, EngineArrays
 
 
@@ -94,6 +94,16 @@ def join(engines: EngineArrays, instance: int, sequence: int) -> None:
     engine.context_tokens += this.prompt_tokens + produced
     if this.prompt_tokens + produced < this.expected_tokens:
         engine.within += 1
+
+
+@compiled_internal
+def resume(engines: EngineArrays, instance: int, sequence: int) -> None:
+    """Let *sequence* decode on *instance*, which had it already: its KV but that of its last token is there."""
+    this = engines.sequences[sequence]
+    append_running(engines, instance, sequence)
+    join(engines, instance, sequence)
+    engine = engines.instances[instance]
+    engine.free_blocks -= blocks(engine, int(this.prompt_tokens + this.produced_tokens - 1))
 
 
 @compiled_inline

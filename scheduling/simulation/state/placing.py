@@ -1,9 +1,15 @@
-"""Writes a fork, the state of a live fleet on the instances of a cluster, into the arrays of a new simulation."""
+"""Places the state of a live fleet in the arrays of a new simulation. It is the only reader of `FleetState`.
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from enum import StrEnum
+A gateway sees which tokens have streamed, but not what engines compute of prompts: one without a token begins again. Each
+instance takes a place of its model, region and GPU type in the cluster; the requests of an instance for which there is no
+place wait again. Policies may differ from those of the live fleet: what waits is ordered again where the ordering is
+another, and grouped again where other endpoints have request groups.
+"""
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -13,493 +19,480 @@ from scheduling.compiled import uncompiled
 from scheduling.fleet.arrays import MEMORY_SLOTS, index_members, memory_tokens
 from scheduling.fleet.carried import carried
 from scheduling.fleet.profile import Profile
-from scheduling.fleet.state import BacklogState, GroupState
+from scheduling.fleet.state import (
+    GROUP,
+    Condition,
+    EndpointState,
+    FleetState,
+    GroupsState,
+    HeldRequest,
+    InstanceState,
+    RunningRequest,
+    WaitingRequest,
+)
 from scheduling.lookahead.maps import advance, enter
 from scheduling.queueing.fair_shares import NO_SHARES
 from scheduling.queueing.global_scheduler import GlobalScheduler
-from scheduling.queueing.groups import FREE_GROUPS, KNOWN_CLASSES, NEXT_NUMBER, GroupArrays, put_before
+from scheduling.queueing.groups import FREE_GROUPS, KNOWN_CLASSES, NEXT_NUMBER, put_before
+from scheduling.queueing.held import OPPORTUNISTIC
+from scheduling.queueing.ordering import FCFS, ORDERINGS, QLM, engine_priority
 from scheduling.queueing.swapping.sharing import COMES, LEAVES, WAITS, note_phase
-from scheduling.queueing.waiting_set import charge, claim, enqueue, rerank
+from scheduling.queueing.waiting_set import FREE_COUNT, rekey, rerank
 from scheduling.routing.adapters import use_adapter
+from scheduling.routing.models import RULES, ModelRule
 from scheduling.routing.prefix_affinity import BLOCK_TOKENS, learn, note
 from scheduling.routing.regions import SWEEP_S
+from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.routing.routers import LEAST_DELAY
 from scheduling.simulation.cluster import loop
+from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.dispatcher import count_blocks
 from scheduling.simulation.cluster.event_queue import reset_time
-from scheduling.simulation.cluster.state_changes import BEGIN, COMING, EVICT, GIVE, SHARING
+from scheduling.simulation.cluster.state_changes import BEGIN, COMING, EVICT, GIVE, QUEUE, RESUME, SHARING
 from scheduling.simulation.cluster.world import Outcome, State, World
 from scheduling.simulation.engine.prefix_cache import warm_prefix
-from scheduling.simulation.engine.state import FREE_SEQUENCES, GIVEN, NONE, sequences_in_use
+from scheduling.simulation.engine.state import FREE_SEQUENCES, GIVEN, NONE
 from scheduling.simulation.workload.requests import Requests
 
-
-class Where(StrEnum):
-    """Where an instance has a request."""
-
-    RUNNING = "running"
-    WAITING = "waiting"
-    """In the engine's own queue."""
-    SENT = "sent"
-    """On its way there."""
+FIRST_PLACED = (Condition.READY, Condition.DRAINING, Condition.LOADING)
 
 
-@dataclass(slots=True)
-class ForkedRequest:
-    """A request that an instance was given."""
+@dataclass(frozen=True)
+class Fork:
+    """The state of a fleet, and its requests as those of a simulation of *cluster*."""
 
-    request: int
-    """Row of `Fork.requests`."""
-    where: Where
-    expected_prompt: int
-    expected_tokens: int
-    produced_tokens: int
-    """Output tokens; with the first one, prefill is over."""
-    computed_tokens: int
-    """Prompt tokens whose KV is there."""
-    priority: int
-    number: int
-    """Order of dispatch, over all instances."""
-    ahead: int | None
-    """Iterations since it entered the look-ahead map of its instance; None where it is in none."""
-    reaches_s: float
-    """The instance."""
+    state: FleetState
+    cluster: Cluster
+    requests: Requests
+    """Those whose endpoints the cluster has, in order of arrival."""
+    row_of: list[int]
+    """By `state.requests`: row of `requests`, -1 for none."""
+    adapters: dict[str, int]
+    """Numbers of LoRA adapters."""
+    prompts: list[NDArray[np.int64]]
+    """Hashes of the blocks of `state.prompts` as engines have them; empty where no engine caches prefixes."""
+    block_tokens: int
+    """Tokens in each of these."""
+
+    @cached_property
+    def place_of(self) -> dict[int, int]:
+        """Return the cluster's instance for each of the fleet's that has one."""
+        free: defaultdict[tuple[str, str, str, bool], list[int]] = defaultdict(list)
+        for at, spec in enumerate(self.cluster.instances):
+            free[spec.model, spec.region, spec.gpu_type, spec.sharing is not None].append(at)
+        rank = {condition: at for at, condition in enumerate(FIRST_PLACED)}
+        taken = {}
+        for at, one in sorted(enumerate(self.state.instances), key=lambda each: rank.get(each[1].state, len(rank))):
+            if places := free[one.model, one.region, one.gpu, bool(one.swap_group)]:
+                taken[at] = places.pop(0)
+        return taken
+
+    @cached_property
+    def running(self) -> list[tuple[int, RunningRequest]]:
+        """Return (row, request), in order of dispatch."""
+        return [each for each in zip(self.row_of, self.state.running, strict=False) if each[0] >= 0]
+
+    @cached_property
+    def waiting(self) -> list[tuple[int, WaitingRequest]]:
+        """Return (row, request), in order of arrival at their queues; -1 for one that the simulation has not."""
+        return list(zip(self.row_of[len(self.state.running) :], self.state.waiting, strict=False))
+
+    @cached_property
+    def lost(self) -> list[tuple[int, RunningRequest]]:
+        """Return those of `running` whose instance has no place: they wait again, after `waiting`."""
+        return [each for each in self.running if each[1].instance not in self.place_of]
 
     @property
-    def decoding(self) -> bool:
-        return self.produced_tokens > 0
+    def held(self) -> list[int]:
+        """Return rows of the requests that the queue manager holds, in order of arrival."""
+        return sorted(row for row in self.row_of[len(self.state.running) + len(self.state.waiting) :] if row >= 0)
 
+    @cached_property
+    def endpoints(self) -> list[EndpointState]:
+        """Return the states of the cluster's endpoints, then of their donated instances."""
+        known = {(one.model, one.region, one.spot): one for one in self.state.endpoints}
+        keys = [(*key, spot) for spot in (False, True) for key in self.cluster.endpoints]
+        return [known.get(key) or EndpointState(*key) for key in keys]
 
-@dataclass(slots=True)
-class ForkedInstance:
-    state: int
-    spot: bool = False
-    """It is donated, or the requests that it served then leave."""
-    since_s: float = 0.0
-    ends_s: float = math.inf
-    goal: int = 0
-    """State after draining, and how long that lasts."""
-    goal_s: float = 0.0
-    loading_s: float | None = None
-    """None: as the cluster says, also of round trips."""
-    round_trips: NDArray[np.float64] | None = None
-    given_tokens: Sequence[float] = ()
-    """Of the requests that it was given; empty before the first."""
-    requests: list[ForkedRequest] = field(default_factory=list)
-    """Running ones in order of admission, then waiting ones in order, then those on their way."""
-    adapters: list[int] = field(default_factory=list)
-    """LoRA adapters that it holds, most recently used first."""
-    cached: list[NDArray[np.int64]] = field(default_factory=list)
-    """Starts of prompts in its prefix cache, those used longest ago first."""
-    given: list[tuple[NDArray[np.int64], int]] = field(default_factory=list)
-    """Starts of prompts that it was given, with the tokens given since, those given longest ago first: for the router."""
-    begins_s: float = 0.0
-    """When the iteration in progress began, with the requests that had arrived by then."""
+    @property
+    def asked_tokens(self) -> NDArray[np.float64]:
+        """Return the tokens asked for, endpoints x seconds before 0, oldest first."""
+        asked = [one.asked_tokens for one in self.endpoints[: len(self.cluster.endpoints)]]
+        none = [0.0] * max(1, *map(len, asked))
+        return np.array([each or none for each in asked], np.float64)
 
-
-@dataclass(frozen=True, slots=True)
-class Queued:
-    """A request that waits at an endpoint."""
-
-    request: int
-    endpoint: int
-    key: float
-    """NaN: by the share of its tenant, which starts with nothing."""
-    prompt_tokens: int
-    output_tokens: int
-    rank: float = 0.0
-    """Inside its request group."""
-    put_off_s: float | None = None
-    """Seconds after its arrival when it counts as due; None: as it was promised."""
-
-
-@dataclass(frozen=True, slots=True)
-class ForkedEndpoint:
-    cursor: int
-    asked_work_s: float
-    backlog_s: float
-    changed_s: float
-    changed_delta: int
-
-
-@dataclass(frozen=True, slots=True)
-class ForkedGroup:
-    seen: GroupState
-    endpoint: int
-    queue: int
-    """Virtual queue, by the number of its instance; -1 for none."""
-    members: list[int]
-    """Indices in `Fork.waiting`."""
-
-
-@dataclass(frozen=True, slots=True)
-class ForkedGroups:
-    groups: list[ForkedGroup]
-    mean_tokens: list[float]
-    mean_output: list[float]
-    limit: list[int]
-    token_s: list[tuple[float, float]]
-    classes: list[tuple[int, int]]
-    next_number: int
-    tried: tuple[int, int]
-    tried_s: float
-    short_instances: dict[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Fork:
-    """A fleet at time 0, by the numbers of a cluster."""
-
-    requests: Requests
-    """Waiting and running ones, in order of arrival."""
-    outcomes: NDArray[np.void]
-    """`cluster.world.OUTCOME` of each."""
-    instances: list[ForkedInstance]
-    endpoints: list[ForkedEndpoint]
-    waiting: list[Queued]
-    """In order of arrival at their queues, which breaks ties."""
-    groups: ForkedGroups | None
-    """None: formed again from what waits."""
-    swept_s: float
-    swap_targets: list[int]
-    """By swap group: the instance that wakes once the awake one sleeps, -1 for none."""
-    asked_tokens: NDArray[np.float64]
-    """endpoints x seconds before 0, oldest first."""
-    held: Sequence[int] = ()
-    """Of `requests`, those that the queue manager holds, in order of arrival."""
-    backlogs: Sequence[BacklogState] = ()
-    look_s: float = 0.0
-    """When it looks next."""
-    falls_back: NDArray[np.bool_] | None = None
-    """Of *requests*, whether the fallback of its model may still serve each,"""
-    expected_wait_s: NDArray[np.float64] | None = None
-    """and its wait as estimated when it came. None: no model has a fallback."""
+    @cached_property
+    def groups(self) -> GroupsState | None:
+        """Return the request groups; None where they are formed again from what waits."""
+        cluster, groups = self.cluster, self.state.groups
+        ordered = [ORDERINGS[cluster.policy(key).ordering] == QLM for key in cluster.endpoints]
+        was = [ORDERINGS.get(one.ordering) == QLM for one in self.endpoints[: len(ordered)]]
+        return groups if ordered == was and not self.lost else None
 
     @property
     def slots(self) -> int:
-        """Slots of the waiting set that it needs, and one for the next request."""
-        return 2 + max(len(self.waiting), len(self.groups.groups) if self.groups else 0)
+        """Return the slots of the waiting set that it needs, and one for the next request."""
+        return 2 + max(len(self.waiting) + len(self.lost), len(self.groups.groups) if self.groups else 0)
+
+    def resume(self, scheduler: GlobalScheduler, places: int) -> None:
+        """Give *scheduler* the memory of the live one; there are *places* for groups."""
+        if self.groups is not None:
+            made, in_use = self.groups.tried
+            scheduler.tried, scheduler.tried_s = (made, places - in_use), self.groups.tried_s
+            scheduler.short_instances = {at: one.short for at, one in enumerate(self.endpoints) if one.short}
 
 
 def place(world: World, fork: Fork) -> None:
     """Write *fork* into *world*, which has its requests as the first ones, and slots for all that wait."""
-    run_state = world.run_state[0]
-    run_state.arrived = fork.requests.count
-    world.outcomes[: fork.requests.count] = fork.outcomes
-    if world.fallback.size and fork.falls_back is not None and fork.expected_wait_s is not None:
-        world.may_fall_back[: fork.requests.count] &= fork.falls_back
-        world.expected_wait_s[: fork.requests.count] = fork.expected_wait_s
-    own = world.lives.fits.shape[0]
-    lends = world.policies.size > own
-    for at, instance in enumerate(fork.instances):
-        _place_life(world, at, instance)
-        if lends and world.lives.instances[at]["swap_group"] < 0:
-            world.fleet.endpoint[at] = world.fleet.endpoint[at] % own + own * instance.spot
-            world.fleet.accepting[at] = instance.state == (State.SPOT if instance.spot else State.READY)
-    index_members(world.fleet, world.endpoints)
-    world.lives.groups["target"][: len(fork.swap_targets)] = fork.swap_targets
-    _place_swaps(world, fork)
-    lives = world.lives.instances
-    serves = np.where(lives["swap_group"] >= 0, SHARING, COMING) >> lives["state"].astype(np.int64) & 1
-    world.policies["serving"] = np.bincount(world.fleet.endpoint % own, serves, world.policies.size).astype(np.int64)
-    for at, endpoint in enumerate(fork.endpoints[: world.policies.size]):
-        world.endpoints.cursor[at] = endpoint.cursor
-        world.endpoints.asked_work_s[at], world.endpoints.asked_at_s[at] = endpoint.asked_work_s, 0.0
-        world.endpoints.clear_at_s[at] = endpoint.backlog_s
-        if endpoint.changed_delta:
-            world.policies["scaled_s"][at] = endpoint.changed_s
-    _Engines(world, fork).place()
-    _place_waiting(world, fork)
-    for sequence in sequences_in_use(world.engines).tolist() if lends else ():
-        instance = fork.instances[int(world.engines.sequences["instance"][sequence])]
-        if instance.spot and instance.state != State.SPOT:
-            loop.change(world, EVICT, sequence)
-    run_state.first_sweep_s = (fork.swept_s + SWEEP_S) % SWEEP_S
-    if fork.waiting and run_state.sweep_node >= 0:
-        run_state.sweep_s = max(0.0, fork.swept_s + SWEEP_S)
-        reset_time(world.events, int(run_state.sweep_node), float(run_state.sweep_s))
+    _Placing(world, fork).place()
 
 
-def resume_scheduler(scheduler: GlobalScheduler, groups: ForkedGroups, places: int) -> None:
-    """Give *scheduler* the memory of the forked one; there are *places* for groups."""
-    made, in_use = groups.tried
-    scheduler.tried, scheduler.tried_s = (made, places - in_use), groups.tried_s
-    scheduler.short_instances = dict(groups.short_instances)
-
-
-def _place_life(world: World, at: int, instance: ForkedInstance) -> None:
-    life: Any = world.lives.instances[at]
-    for name in ("state", "since_s", "goal", "goal_s"):
-        life[name] = getattr(instance, name)
-    life.goal_endpoint = -1
-    if instance.loading_s is not None:
-        life.loading_s = instance.loading_s
-    if instance.round_trips is not None:
-        world.fleet.round_trips[at] = instance.round_trips
-    if instance.given_tokens:
-        world.fleet.given_tokens[at] = instance.given_tokens
-        world.fleet.carried[at] = carried(world.fleet, at)
-    world.fleet.accepting[at] = instance.state == State.READY
-    reset_time(world.events, world.fleet.endpoint.size + at, instance.ends_s)
-
-
-def _place_swaps(world: World, fork: Fork) -> None:
-    """The phase of each instance that shares its GPUs."""
-    arrays = world.waiting.groups
-    for at, life in enumerate(world.lives.instances):
-        this: Any = life
-        if this.swap_group < 0:
-            continue
-        target = int(world.lives.groups[this.swap_group]["target"])
-        if this.state in (State.WAKING, State.LOADING):
-            note_phase(arrays, at, COMES, fork.instances[at].ends_s)
-        elif target == at:
-            note_phase(arrays, at, WAITS, 0.0)
-        elif target >= 0 and this.state in (State.DRAINING, State.FALLING_ASLEEP):
-            note_phase(arrays, at, LEAVES, 0.0)
-
-
-class _Engines:
-    """Puts the requests of instances into their engines, the fleet arrays and the look-ahead maps."""
-
+class _Placing:
     def __init__(self, world: World, fork: Fork) -> None:
-        self.world, self.fork = world, fork
+        self.world, self.fork, self.state, self.requests = world, fork, fork.state, fork.requests
+        self.own = world.lives.fits.shape[0]
+        self.lends = world.policies.size > self.own
+        self.instances = [(at, self.state.instances[at], place) for at, place in fork.place_of.items()]
+        self.starts: defaultdict[int, dict[bytes, int]] = defaultdict(dict)
+        """By instance of the fleet: blocks of the starts of prompts that it has, with the tokens given since."""
+        for blocks, prompt in zip(fork.prompts, self.state.prompts, strict=False):
+            for one in prompt.holders:
+                start, mine = blocks[: one.tokens // fork.block_tokens].tobytes(), self.starts[one.instance]
+                mine[start] = min(one.age_tokens, mine.get(start, one.age_tokens))
+        self.running: defaultdict[int, list[tuple[int, RunningRequest]]] = defaultdict(list)
+        """By place: slots of sequences there, in order of dispatch."""
 
     def place(self) -> None:
-        sent: list[tuple[float, int, int, int]] = []
-        for at, instance in enumerate(self.fork.instances):
-            listed = [(one, self._take(at, one)) for one in instance.requests]
-            self._place_loads(at, listed)
-            self._place_adapters(at, instance)
-            self._place_maps(at, listed)
-            self._link_running(at, [each for each in listed if each[0].where is Where.RUNNING])
-            self._place_cache(at, instance)
-            endpoint = int(self.world.fleet.endpoint[at])
-            if self.world.policies[endpoint]["routing"] == LEAST_DELAY:
-                for _, slot in listed:
-                    count_blocks(self.world, endpoint, slot)
-            self._begin(at, instance, [slot for one, slot in listed if one.where is Where.WAITING])
-            sent += [(one.reaches_s, one.number, endpoint, slot) for one, slot in listed if one.where is Where.SENT]
-        numbers = [one.number for instance in self.fork.instances for one in instance.requests]
-        self.world.engines.counters[GIVEN] = max(numbers, default=-1) + 1
-        self._send(sorted(sent))
+        self.world.run_state[0].arrived = self.requests.count
+        self._outcomes()
+        for _, seen, place in self.instances:
+            self._life(seen, place)
+        index_members(self.world.fleet, self.world.endpoints)
+        for at, one in enumerate(self.fork.endpoints[: self.world.policies.size]):
+            self._endpoint(at, one)
+        self._sequences()
+        self._swaps()
+        for at, seen, place in self.instances:
+            self._loads(seen, place)
+            self._engine(at, seen, place)
+        self._send()
+        self._queues()
+        self._leave_reclaimed()
 
-    def _take(self, at: int, one: ForkedRequest) -> int:
-        """A record for *one*, which instance *at* has."""
-        engines, requests = self.world.engines, self.fork.requests
+    def _outcomes(self) -> None:
+        world = self.world
+        for row, one in zip(self.fork.row_of, self.state.requests, strict=True):
+            if row < 0:
+                continue
+            outcome: Any = world.outcomes[row]
+            outcome.model_rule = RULES.index(ModelRule(one.model_rule) if one.model_rule else None)
+            if not isinstance(one, HeldRequest):
+                outcome.attempts = one.attempts
+            if world.fallback.size:
+                world.may_fall_back[row] &= one.falls_back
+                world.expected_wait_s[row] = one.expected_wait_s
+
+    def _life(self, seen: InstanceState, place: int) -> None:
+        fleet, life, sharing = self.world.fleet, self.world.lives.instances[place], self.fork.cluster.instances[place]
+        state = State[seen.state]
+        life.state, life.since_s = state, min(seen.since_s, -1e-9)
+        if state == State.DRAINING:
+            sleeps = seen.leaves and sharing.sharing is not None
+            life.goal, life.goal_s = (State.FALLING_ASLEEP, life.sleep_s) if sleeps else (State.EMPTY, inf)
+        round_trip_s = fleet.round_trips[place, ROUND_TRIP_S]
+        fleet.round_trips[place] = seen.round_trips
+        fleet.round_trips[place, ROUND_TRIP_S] = round_trip_s
+        if seen.given_tokens:
+            fleet.given_tokens[place] = seen.given_tokens
+            fleet.carried[place] = carried(fleet, place)
+        fleet.accepting[place] = state == State.READY
+        if self.lends and sharing.sharing is None:
+            fleet.endpoint[place] = fleet.endpoint[place] % self.own + self.own * seen.spot
+            fleet.accepting[place] = state == (State.SPOT if seen.spot else State.READY)
+        self._until(place, _ends_s(seen))
+
+    def _until(self, place: int, ends_s: float) -> None:
+        """Let the state of an instance end at *ends_s*."""
+        reset_time(self.world.events, self.world.fleet.endpoint.size + place, ends_s)
+
+    def _endpoint(self, at: int, one: EndpointState) -> None:
+        world, cursor = self.world, -1 if one.cursor is None else self.fork.place_of.get(one.cursor, -1)
+        world.endpoints.cursor[at], world.endpoints.clear_at_s[at] = cursor, one.backlog_s
+        world.endpoints.asked_work_s[at], world.endpoints.asked_at_s[at] = one.asked_work_s, 0.0
+        if one.changed_delta:
+            world.policies["scaled_s"][at] = one.changed_s
+
+    def _swaps(self) -> None:
+        """Let swaps in progress continue: the instance that waits for the GPUs wakes once the leaving one sleeps, which is
+        at once without work.
+        """
+        world, lives, arrays = self.world, self.world.lives.instances, self.world.waiting.groups
+        sharing = [
+            (seen, place, int(lives["swap_group"][place])) for _, seen, place in self.instances if seen.swap_group
+        ]
+        waits = {group: place for seen, place, group in sharing if seen.waits}
+        for seen, place, group in sharing:
+            if seen.leaves and group in waits:
+                world.lives.groups["target"][group] = target = waits[group]
+                note_phase(arrays, place, LEAVES, 0.0)
+                note_phase(arrays, target, WAITS, 0.0)
+                if not self.running[place]:
+                    lives["state"][place] = State.FALLING_ASLEEP
+                    for each in (place, target):
+                        self._until(each, float(lives["goal_s"][place]))
+            elif seen.state is Condition.LOADING:
+                note_phase(arrays, place, COMES, _ends_s(seen))
+        serves = np.where(lives["swap_group"] >= 0, SHARING, COMING) >> lives["state"].astype(np.int64) & 1
+        served = np.bincount(world.fleet.endpoint % self.own, serves, world.policies.size)
+        world.policies["serving"] = served.astype(np.int64)
+
+    # What instances run
+
+    def _sequences(self) -> None:
+        """Make records of the requests that instances have; those without a token are computed from the beginning."""
+        # Answers that are not streamed, whose tokens are estimated, fill no batch beyond its size.
+        decoding = Counter(one.instance for one in self.state.running if one.streamed and one.output_tokens)
+        for number, (row, one) in enumerate(self.fork.running):
+            if (place := self.fork.place_of.get(one.instance)) is None:
+                continue
+            spec = self.fork.cluster.instances[place]
+            reaches_s = one.placed_s + float(self.world.fleet.round_trips[place, ROUND_TRIP_S])
+            produced = _produced(one, spec.engine.profile, reaches_s)
+            if produced and not one.streamed:
+                produced *= decoding[one.instance] < spec.engine.max_num_seqs
+                decoding[one.instance] += 1
+            self.running[place].append((self._sequence(place, row, one, produced, number, reaches_s), one))
+
+    def _sequence(self, place: int, row: int, one: RunningRequest, produced: int, number: int, reaches_s: float) -> int:
+        world, engines, requests = self.world, self.world.engines, self.requests
         engines.counters[FREE_SEQUENCES] -= 1
+        engines.counters[GIVEN] = number + 1
         slot = int(engines.free_sequences[engines.counters[FREE_SEQUENCES]])
         this: Any = engines.sequences[slot]
-        for name in (
-            "request", "expected_prompt", "expected_tokens", "produced_tokens", "computed_tokens", "decoding", "priority",
-            "number", "reaches_s",
-        ):  # fmt: skip
-            this[name] = getattr(one, name)
-        this.streaming, this.offset = one.decoding, one.produced_tokens
-        this.instance, this.again, this.published, this.evicted, this.load_s = at, 0, 0, 0, 0.0
-        this.prompt_tokens = requests.prompt_tokens[one.request]
-        this.output_tokens = requests.output_tokens[one.request]
-        region = int(self.world.policies[self.world.fleet.endpoint[at]]["region"])
-        back_s = self.world.latency_s[region, requests.region[one.request]]
-        this.origin_s = requests.arrival_s[one.request] - back_s
+        this.request, this.instance, this.number, this.reaches_s = row, place, number, reaches_s
+        this.expected_prompt, this.expected_tokens = one.expected_prompt, one.expected_tokens
+        this.prompt_tokens, this.output_tokens = requests.prompt_tokens[row], requests.output_tokens[row]
+        this.produced_tokens = min(produced, this.output_tokens - 1)
+        this.streaming = this.produced_tokens > 0
+        this.computed_tokens = this.prompt_tokens * this.streaming
+        endpoint = int(world.fleet.endpoint[place])
+        ordering = ORDERINGS.get(self.fork.endpoints[endpoint].ordering, FCFS)
+        this.priority = uncompiled(engine_priority)(ordering, int(requests.priority[row]), one.queue_key_s)
+        back_s = world.latency_s[int(world.policies["region"][endpoint]), requests.region[row]]
+        this.origin_s = requests.arrival_s[row] - back_s
         this.previous = this.next = this.next_joining = NONE
+        outcome: Any = world.outcomes[row]
+        outcome.state, outcome.instance, outcome.endpoint = Outcome.RUNNING, place, endpoint % self.own
+        outcome.attempts, outcome.queue_s = max(1, one.attempts), one.placed_s - one.arrival_s
         return slot
 
-    def _place_loads(self, at: int, listed: list[tuple[ForkedRequest, int]]) -> None:
-        fleet, sequences = self.world.fleet, self.world.engines.sequences
-        fleet.running[at] = len(listed)
-        for one, slot in listed:
-            done = int(sequences["prompt_tokens"][slot]) + one.produced_tokens if one.decoding else 0
-            fleet.kv_tokens[at] += max(one.expected_tokens, done)
-            fleet.remaining_tokens[at] += max(one.expected_tokens - done, 0)
-            fleet.queued_prompt_tokens[at] += 0 if one.decoding else one.expected_prompt
+    def _loads(self, seen: InstanceState, place: int) -> None:
+        """Count the requests of an instance, and let those that decode continue."""
+        world, fleet, maps = self.world, self.world.fleet, self.world.engines.ahead
+        sequences = [(world.engines.sequences[slot], slot, one) for slot, one in self.running[place]]
+        decoding = [(this, slot, _ahead(one, this)) for this, slot, one in sequences if this.streaming]
+        fleet.running[place] = len(sequences)
+        this: Any
+        for this, slot, _ in sequences:
+            done = int(this.prompt_tokens + this.produced_tokens) if this.streaming else 0
+            fleet.kv_tokens[place] += max(int(this.expected_tokens), done)
+            fleet.remaining_tokens[place] += max(int(this.expected_tokens) - done, 0)
+            fleet.queued_prompt_tokens[place] += 0 if this.streaming else this.expected_prompt
+            if world.policies["routing"][fleet.endpoint[place]] == LEAST_DELAY:
+                count_blocks(world, int(fleet.endpoint[place]), slot)
+        for name in reversed(seen.adapters[: int(fleet.adapter_slots[place, MEMORY_SLOTS])]):
+            use_adapter(fleet, place, self.fork.adapters[name], 0)
+        for this, _, _ in sequences:
+            if (adapter := int(self.requests.adapter[this.request])) >= 0:
+                use_adapter(fleet, place, adapter, 1)
+        if maps.clock.size:
+            advance(maps, place, max((ahead for _, _, ahead in decoding), default=0))
+        for this, slot, ahead in decoding:
+            if maps.clock.size:
+                expected = int(this.expected_tokens - this.expected_prompt)
+                enter(maps, slot, place, int(this.prompt_tokens), expected, ahead)
+            loop.enter(world, 0.0, NONE, NONE, loop.CONTROL, RESUME, slot, place)
 
-    def _place_adapters(self, at: int, instance: ForkedInstance) -> None:
-        fleet, most = self.world.fleet, int(self.world.fleet.adapter_slots[at, MEMORY_SLOTS])
-        for adapter in reversed(instance.adapters[:most]):
-            use_adapter(fleet, at, adapter, 0)
-        for one in instance.requests:
-            if (adapter := int(self.fork.requests.adapter[one.request])) >= 0:
-                use_adapter(fleet, at, adapter, 1)
+    def _engine(self, at: int, seen: InstanceState, place: int) -> None:
+        """Begin the iteration in progress: when the last observed one ended, or else now. It is not over: one that should
+        be ends at once. Prompts that had reached the instance by then are part of it, and others wait there.
+        """
+        world, engine = self.world, self.fork.cluster.instances[place].engine
+        self._cache(at, place)
+        record: Any = world.engines.instances[place]
+        pending = [(world.engines.sequences[slot], slot) for slot, _ in self.running[place]]
+        pending = [(this, slot) for this, slot in pending if not this.streaming and this.reaches_s <= 0.0]
+        begins_s = 0.0 if seen.iteration_s is None else seen.iteration_s
+        if pending and not record.running:
+            first_s = min(float(this.reaches_s) for this, _ in pending)
+            begins_s = first_s if seen.iteration_s is None else max(begins_s, first_s)
+        left = sum(int(this.prompt_tokens) for this, _ in pending if this.reaches_s <= begins_s)
+        computed = min(left, engine.max_num_batched_tokens - int(record.running))
+        step_s = engine.profile.step_time_s(computed, int(record.running), int(record.context_tokens))
+        begins_s = min(max(begins_s, -0.999 * step_s), -1e-6)
+        early = [slot for this, slot in pending if this.reaches_s <= begins_s]
+        for slot in early:
+            loop.enter(world, begins_s, NONE, NONE, loop.CONTROL, GIVE, slot, place)
+        if early or record.running:
+            record.reads = len(early)
+            loop.enter(world, begins_s, NONE, NONE, loop.CONTROL, BEGIN, place, NONE)
+        for _, slot in pending:
+            if slot not in early:
+                loop.enter(world, 0.0, NONE, NONE, loop.CONTROL, GIVE, slot, place)
 
-    def _place_cache(self, at: int, instance: ForkedInstance) -> None:
-        """Fill the prefix cache of instance *at*, as far as there is free memory, and what the router knows of it."""
-        engines, fleet, affinity = self.world.engines, self.world.fleet, self.world.affinity
-        engine: Any = engines.instances[at]
-        if not engine.prefix_caching:
+    def _cache(self, at: int, place: int) -> None:
+        """Fill the prefix cache of instance *at* of the fleet, as far as there is free memory, and what the router knows."""
+        world, fleet, affinity, prompts = self.world, self.world.fleet, self.world.affinity, self.fork.prompts
+        engine: Any = world.engines.instances[place]
+        if not engine.prefix_caching or not prompts:
             return
-        for hashes in instance.cached:
-            warm_prefix(engines, at, hashes, 0, min(hashes.size, max(0, int(engine.free_blocks) - 1)))
-        endpoint = int(fleet.endpoint[at])
-        if self.world.policies[endpoint]["routing"] != LEAST_DELAY:
+        held = sorted(self.starts[at].items(), key=lambda each: -each[1])
+        hashes = [(np.frombuffer(start, np.int64).copy(), age_tokens) for start, age_tokens in held]
+        to_come = self._to_come(place)
+        for blocks, _ in hashes:
+            among = np.isin(blocks, to_come)
+            cached = int(among.argmax()) if among.any() else blocks.size
+            warm_prefix(world.engines, place, blocks[:cached], 0, min(cached, max(0, int(engine.free_blocks) - 1)))
+        endpoint = int(fleet.endpoint[place])
+        if world.policies["routing"][endpoint] != LEAST_DELAY:
             return
-        spare, present = affinity.noted_count.size - 1, int(uncompiled(memory_tokens)(fleet, at))
-        for hashes, age_tokens in instance.given:
-            note(affinity, spare, hashes, 0, hashes.size, int(affinity.counters[BLOCK_TOKENS]))
-            fleet.placed_tokens[at] = max(0, present - age_tokens)
-            learn(fleet, affinity, endpoint, spare, at)
-        fleet.placed_tokens[at] = present
+        spare, present = affinity.noted_count.size - 1, int(uncompiled(memory_tokens)(fleet, place))
+        for blocks, age_tokens in hashes:
+            note(affinity, spare, blocks, 0, blocks.size, int(affinity.counters[BLOCK_TOKENS]))
+            fleet.placed_tokens[place] = max(0, present - age_tokens)
+            learn(fleet, affinity, endpoint, spare, place)
+        fleet.placed_tokens[place] = present
 
-    def _place_maps(self, at: int, listed: list[tuple[ForkedRequest, int]]) -> None:
-        maps, sequences = self.world.engines.ahead, self.world.engines.sequences
-        if not maps.clock.size:
-            return
-        advance(maps, at, max((one.ahead for one, _ in listed if one.ahead is not None), default=0))
-        for one, slot in listed:
-            if one.ahead is not None:
-                prompt = int(sequences["prompt_tokens"][slot])
-                enter(maps, slot, at, prompt, one.expected_tokens - one.expected_prompt, one.ahead)
+    def _to_come(self, place: int) -> NDArray[np.int64]:
+        """Return hashes of the blocks that an instance has still to compute for the requests that it was given."""
+        begun, still = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for _, one in self.running[place]:
+            if one.prompt is not None and one.output_tokens:
+                begun.append(self.fork.prompts[one.prompt])
+            elif one.prompt is not None:
+                still.append(self.fork.prompts[one.prompt][one.cached_tokens // self.fork.block_tokens :])
+        return np.setdiff1d(np.concatenate(still), np.concatenate(begun))
 
-    def _link_running(self, at: int, listed: list[tuple[ForkedRequest, int]]) -> None:
-        """The batch of instance *at*: its lists, the heap of those due, and the blocks that they hold."""
-        engines = self.world.engines
-        engine: Any = engines.instances[at]
-        size = int(engine.block_size_tokens)
-        before, due = NONE, []
-        for one, slot in listed:
-            this: Any = engines.sequences[slot]
-            this.previous = before
-            if before == NONE:
-                engine.first_running = slot
-            else:
-                engines.sequences[before]["next"] = slot
-            before = slot
-            this.admission = engine.admissions
-            engine.admissions += 1
-            tokens = int(this.prompt_tokens + one.produced_tokens)
-            held = one.computed_tokens
-            if one.decoding:
-                held = tokens - 1
-                engines.residues[at, held % size] += 1
-                due.append((_due_in(one, this), slot))
-                engine.context_tokens += tokens
-                engine.within += tokens < one.expected_tokens
-            engine.free_blocks -= -(-held // size)
-        engine.last_running, engine.running, engine.decoding = before, len(listed), len(due)
-        for place, (iterations, slot) in enumerate(sorted(due)):
-            engines.due[at, place], engines.due_sequence[at, place] = iterations, slot
-
-    def _begin(self, at: int, instance: ForkedInstance, waiting: list[int]) -> None:
-        """Begin the iteration of instance *at*; then let the sequences that came since wait there."""
-        engines = self.world.engines
-        engine: Any = engines.instances[at]
-        early = [slot for slot in waiting if engines.sequences[slot]["reaches_s"] <= instance.begins_s]
-        first = early or ([] if engine.running else waiting[:1])
-        for before, slot, after in zip([NONE, *first], first, [*first[1:], NONE], strict=False):
-            engines.sequences[slot]["previous"], engines.sequences[slot]["next"] = before, after
-        if first:
-            engine.first_waiting, engine.last_waiting, engine.waiting = first[0], first[-1], len(first)
-        if first or engine.running:
-            begins_s = instance.begins_s if early or engine.running else 0.0
-            loop.enter(self.world, float(begins_s), NONE, NONE, loop.CONTROL, BEGIN, at, NONE)
-        for slot in waiting:
-            if slot not in first:
-                loop.enter(self.world, 0.0, NONE, NONE, loop.CONTROL, GIVE, slot, at)
-
-    def _send(self, sent: list[tuple[float, int, int, int]]) -> None:
-        """Requests on their way, in the order in which they reach their instances."""
-        world = self.world
-        for endpoint in range(world.policies.size):
-            slots = [slot for _, _, to, slot in sent if to == endpoint]
-            if not slots:
-                continue
-            for slot, following in zip(slots, [*slots[1:], NONE], strict=True):
-                world.engines.sequences[slot]["next"] = following
-            world.sent[:, endpoint] = slots[0], slots[-1]
-            node = 2 * world.fleet.endpoint.size + world.link.shape[1] + world.sent.shape[1] + endpoint
-            reset_time(world.events, node, float(world.engines.sequences[slots[0]]["reaches_s"]))
-
-
-def _due_in(one: ForkedRequest, this: Any) -> int:
-    """Iterations until *this* has all its tokens, or exceeds those expected (`engine.progress.milestone`)."""
-    expected = int(this.expected_tokens - this.prompt_tokens)
-    if one.produced_tokens < expected < this.output_tokens:
-        return expected - one.produced_tokens
-    return int(this.output_tokens) - one.produced_tokens
-
-
-def _place_waiting(world: World, fork: Fork) -> None:
-    waiting, requests, limits = world.waiting, fork.requests, world.waiting.groups.limit.copy()
-    if fork.groups is not None:
-        waiting.groups.limit[:] = 0  # requests join no new group
-    slots = []
-    for one in fork.waiting:
-        arrival_s = float(requests.arrival_s[one.request])
-        allowed_s = min(requests.deadline_s[one.request], requests.end_s[one.request])
-        due_s = arrival_s + float(allowed_s if one.put_off_s is None else one.put_off_s)
-        tenant, fair = int(requests.tenant[one.request]), waiting.shares.ordering[one.endpoint] != NO_SHARES
-        slot = enqueue(
-            waiting,
-            one.endpoint,
-            float(claim(waiting, one.endpoint, tenant)) if math.isnan(one.key) else one.key,
-            arrival_s,
-            due_s,
-            int(requests.priority[one.request]),
-            one.prompt_tokens,
-            one.output_tokens,
-            tenant,
-            -1,
-            -1,
-            int(requests.adapter[one.request]),
-        )
-        rerank(waiting, slot, one.rank)
-        if fair:
-            charge(waiting, slot, _service_s(world.policies[one.endpoint], one.prompt_tokens, one.output_tokens))
-            waiting.shares.clock[one.endpoint] = waiting.key[waiting.heap[one.endpoint, 0]]
-        world.held[slot] = one.request
-        slots.append(slot)
-        policy: Any = world.policies[one.endpoint]
-        policy.expires_s = min(policy.expires_s, arrival_s + float(requests.hold_s[one.request]))
-        if policy.routing == LEAST_DELAY:
-            cache, affinity = world.engines.cache, world.affinity
-            first, last = cache.first[one.request : one.request + 2].tolist() if cache.first.size > 1 else (0, 0)
-            note(affinity, slot, cache.hashes, first, last, int(affinity.counters[BLOCK_TOKENS]))
-        world.outcomes[one.request]["state"] = Outcome.WAITING
-    if fork.groups is not None:
-        _place_groups(waiting.groups, fork.groups, slots)
-        # A group that is full in the fleet is full here too, before the first sweep.
-        own = len(fork.groups.limit)
-        waiting.groups.limit[:] = limits
-        waiting.groups.limit[:own] = np.where(limits[:own] > 0, fork.groups.limit, limits[:own])
-        waiting.groups.token_s[:own] = fork.groups.token_s
-
-
-def _service_s(policy: Any, prompt_tokens: int, output_tokens: int) -> float:
-    """Return the time that a request takes alone by the profile of *policy*, an ENDPOINT record."""
-    profile = Profile(*(float(policy[each.name]) for each in fields(Profile)))
-    return profile.service_time_s(prompt_tokens, output_tokens)
-
-
-def _place_groups(arrays: GroupArrays, forked: ForkedGroups, slots: list[int]) -> None:
-    """Write the groups into the empty *arrays*; *slots* are those of `Fork.waiting`."""
-    for place, group in enumerate(forked.groups):
-        this: Any = arrays.groups[place]
-        for name in (
-            "kind",
-            "number",
-            "joined",
-            "prompt_tokens",
-            "output_tokens",
-            "opened_s",
-            "pinned",
+    def _send(self) -> None:
+        """Let requests on their way reach their instances."""
+        world, sequences = self.world, self.world.engines.sequences
+        sent = [slot for listed in self.running.values() for slot, _ in listed]
+        sent = [slot for slot in sent if sequences["reaches_s"][slot] > 0.0 and not sequences["streaming"][slot]]
+        last: dict[int, int] = {}
+        for slot in sorted(
+            sent, key=lambda each: (float(sequences["reaches_s"][each]), int(sequences["number"][each]))
         ):
-            this[name] = getattr(group.seen, name)
-        this.endpoint = group.endpoint
-        members = [slots[at] for at in group.members]
-        this.first, this.last, this.count = members[0], members[-1], len(members)
-        for before, slot, after in zip([NONE, *members], members, [*members[1:], NONE], strict=False):
-            arrays.members[slot] = (place, after, before)
-        if group.seen.is_open:
-            arrays.open[group.endpoint, group.seen.kind] = place
-    for place, group in sorted(enumerate(forked.groups), key=lambda each: (each[1].queue, each[1].seen.rank)):
-        if group.queue >= 0:
-            put_before(arrays, place, group.queue, NONE)
-    own = len(forked.mean_tokens)  # those of donated instances, which have no groups, come after them
-    arrays.mean_tokens[:own], arrays.mean_output[:own] = forked.mean_tokens, forked.mean_output
-    arrays.moment_s[0] = 0.0
-    for at, (priority, due_ms) in enumerate(forked.classes):
-        arrays.class_priority[at], arrays.class_due_ms[at] = priority, due_ms
-    free = np.arange(arrays.groups.size - 1, len(forked.groups) - 1, -1)
-    arrays.free[: free.size] = free
-    arrays.counters[FREE_GROUPS], arrays.counters[NEXT_NUMBER] = free.size, forked.next_number
-    arrays.counters[KNOWN_CLASSES] = len(forked.classes)
+            endpoint = int(world.fleet.endpoint[sequences["instance"][slot]])
+            if endpoint in last:
+                sequences["next"][last[endpoint]] = slot
+            else:
+                world.sent[0, endpoint] = slot
+                node = 2 * world.fleet.endpoint.size + world.link.shape[1] + world.sent.shape[1] + endpoint
+                reset_time(world.events, node, float(sequences["reaches_s"][slot]))
+            world.sent[1, endpoint] = last[endpoint] = slot
+
+    def _leave_reclaimed(self) -> None:
+        """Let the requests of donated instances that are being reclaimed leave."""
+        for _, seen, place in self.instances:
+            if self.lends and seen.spot and seen.state is not Condition.SPOT:
+                for slot, _ in self.running[place]:
+                    loop.change(self.world, EVICT, slot)
+
+    # What waits
+
+    def _queues(self) -> None:
+        world, fork, arrays = self.world, self.fork, self.world.waiting.groups
+        limits, slots = arrays.limit.copy(), list[int]()
+        if fork.groups is not None:
+            arrays.limit[:] = 0  # requests join no new group
+        for row, one in fork.waiting:
+            slots.append(self._queue(row, one) if row >= 0 else NONE)
+        for row, lost in fork.lost:
+            self._enqueue(row, fork.cluster.endpoints.index((lost.model, lost.served_in)))
+        if fork.groups is not None:
+            arrays.limit[:] = limits
+            self._groups(fork.groups, slots)
+        swept_s, run_state = self.state.swept_s, world.run_state[0]
+        run_state.first_sweep_s = (swept_s + SWEEP_S) % SWEEP_S
+        if (fork.waiting or fork.lost) and run_state.sweep_node >= 0:
+            run_state.sweep_s = max(0.0, swept_s + SWEEP_S)
+            reset_time(world.events, int(run_state.sweep_node), float(run_state.sweep_s))
+
+    def _enqueue(self, row: int, endpoint: int) -> int:
+        """Queue a request as if it came now; return its slot."""
+        loop.enter(self.world, 0.0, NONE, NONE, loop.CONTROL, QUEUE, row, endpoint)
+        return int(self.world.waiting.free_slots[self.world.waiting.counters[FREE_COUNT]])
+
+    def _queue(self, row: int, one: WaitingRequest) -> int:
+        """Queue a request, at its place in the live queue if that is ordered alike; return its slot."""
+        waiting, endpoint = self.world.waiting, self.fork.cluster.endpoints.index((one.model, one.served_in))
+        if one.spot and self.requests.held[row] & OPPORTUNISTIC:
+            endpoint += self.own
+        slot = self._enqueue(row, endpoint)
+        was = ORDERINGS.get(self.fork.endpoints[endpoint].ordering)
+        if one.key_s is None or was != self.world.policies["ordering"][endpoint]:
+            return slot
+        rekey(waiting, slot, one.key_s)
+        rerank(waiting, slot, one.rank_s)
+        if one.put_off_s is not None and self.fork.groups is not None:
+            waiting.deadline_s[slot] = waiting.arrival_s[slot] + one.put_off_s
+        if waiting.shares.ordering[endpoint] != NO_SHARES:
+            waiting.shares.counter[endpoint, waiting.tenant[slot]] = one.key_s + waiting.shares.cost[slot]
+            waiting.shares.clock[endpoint] = waiting.key[waiting.heap[endpoint, 0]]
+        return slot
+
+    def _groups(self, groups: GroupsState, slots: list[int]) -> None:
+        """Write *groups* and the virtual queues; *slots* are those of `Fork.waiting`."""
+        arrays, fork, keys = self.world.waiting.groups, self.fork, self.fork.cluster.endpoints
+        for endpoint, seen in enumerate(fork.endpoints[: self.own]):
+            arrays.mean_tokens[endpoint], arrays.mean_output[endpoint] = seen.mean_tokens, seen.mean_output
+            if arrays.limit[endpoint]:  # a group that is full in the fleet is full here too, before the first sweep
+                arrays.limit[endpoint], arrays.token_s[endpoint] = seen.group_limit, seen.token_s
+        shared = fork.cluster.shared_queues({key for at, key in enumerate(keys) if arrays.limit[at]})
+        place = 0
+        for one in groups.groups:
+            key = self.state.endpoints[one.endpoint].model, self.state.endpoints[one.endpoint].region
+            if key not in keys:
+                continue
+            this: Any = arrays.groups[place]
+            for name in GROUP:
+                this[name] = getattr(one, name)
+            members = [slots[at] for at in one.members]
+            this.endpoint, this.first, this.last, this.count = keys.index(key), members[0], members[-1], len(members)
+            for before, slot, after in zip([NONE, *members], members, [*members[1:], NONE], strict=False):
+                arrays.members[slot] = (place, after, before)
+            if one.is_open:
+                arrays.open[this.endpoint, one.kind] = place
+            pulls = fork.place_of.get(NONE if one.instance is None else one.instance, NONE)
+            if pulls >= 0:
+                put_before(arrays, place, shared.get(pulls, pulls), NONE)
+            place += 1
+        arrays.moment_s[0] = 0.0
+        for at, (priority, due_ms) in enumerate(groups.classes):
+            arrays.class_priority[at], arrays.class_due_ms[at] = priority, due_ms
+        free = np.arange(arrays.groups.size - 1, place - 1, -1)
+        arrays.free[: free.size] = free
+        arrays.counters[FREE_GROUPS], arrays.counters[NEXT_NUMBER] = free.size, groups.next_number
+        arrays.counters[KNOWN_CLASSES] = len(groups.classes)
+
+
+def _ends_s(seen: InstanceState) -> float:
+    """Return when the state of *seen* ends; infinity if nothing times it."""
+    return inf if seen.ends_s is None else max(0.0, seen.ends_s)
+
+
+def _ahead(one: RunningRequest, this: Any) -> int:
+    """Return iterations of *one* in its look-ahead map, which a request enters with its first token.
+
+    A gateway has answers that do not stream in the map from the start, since it does not see their first token.
+    """
+    return int(this.produced_tokens) - 1 if one.ahead is None else one.ahead
+
+
+def _produced(one: RunningRequest, profile: Profile, reaches_s: float) -> int:
+    """Return output tokens of *one* so far; for an answer that does not stream, an estimate by its profile."""
+    if one.streamed:
+        return one.output_tokens // max(1, one.sequences)
+    left_s = -reaches_s - profile.service_time_s(one.prompt_tokens, 1)
+    step_s = profile.decode_a_s + profile.decode_b_s_per_sequence + profile.decode_c_s_per_token * one.prompt_tokens
+    return 0 if left_s < 0 else min(1 + int(left_s / step_s), max(1, one.predicted_tokens))

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.planning import soon
+from scheduling.planning import advisor
 from scheduling.planning.advisor import (
     STALE_PERIODS,
     Band,
     Demand,
     EndpointDemand,
+    PlanInputs,
     PlanSettings,
     SimulatedPlanner,
     make_plan,
@@ -60,7 +61,21 @@ def fleet(most: int = 20, units: int | None = None, **instances: int) -> Fleet:
 def planned(of, now_s: float = 0.0, fleet: Fleet = fleet(), settings: PlanSettings = PlanSettings(epsilon=1.0), **more):  # noqa: B008
     follows = {model: plans_for for (model, _), (plans_for, _) in of.items()}
     capability = {(model, "gpu"): ABLE for model in fleet.models}
-    return make_plan(now_s, demand(of, **more), fleet, capability, follows, settings).endpoints
+    return make_plan(now_s, PlanInputs(demand(of, **more), fleet, capability, follows, settings)).endpoints
+
+
+def llama_planned(of, able: Capability = ABLE, plans_for: PlansFor = MEAN, most: int = 20, **settings):
+    """Plan one instance of llama, in the east, for *of*: a `Demand`, or one by endpoint."""
+    expected = of if isinstance(of, Demand) else Demand(0.0, WINDOW_S, of)
+    given = {("llama", "gpu"): able}, {"llama": plans_for}, PlanSettings(**settings)
+    return make_plan(0.0, PlanInputs(expected, fleet(most=most, llama=1), *given)).endpoints[LLAMA]
+
+
+def llama_planner(demand_at, settings: PlanSettings = PlanSettings(), **more) -> SimulatedPlanner:  # noqa: B008
+    given = fleet(llama=1), {("llama", "gpu"): ABLE}, {"llama": MEAN}, settings
+    return SimulatedPlanner(
+        lambda now_s, views: PlanInputs(demand_at(now_s), *given), {"llama": MEAN}, settings, **more
+    )
 
 
 def test_a_band_is_read_between_its_mean_and_its_upper_end_and_never_below_nothing():
@@ -84,14 +99,10 @@ def test_the_highest_window_is_kept_for():
 
 def test_beta_is_added_to_the_forecast_once():
     of = {LLAMA: EndpointDemand.of(band(400.0), band(0.0), MEAN, 60.0)}
-    made = make_plan(
-        0.0, Demand(0.0, 600.0, of), fleet(llama=1), {("llama", "gpu"): ABLE}, {"llama": MEAN}, PlanSettings()
-    )
-    assert made.endpoints[LLAMA].target_instances == 5
-    assert (
-        made.endpoints[LLAMA].forecast_tokens_per_s == 400.0
-    )  # what is observed is held against it, interactive demand
-    assert forecast_words(made.endpoints[LLAMA].advice(0.0)) == "forecast of 400 tok/s and 60 deferred"
+    made = llama_planned(of)
+    assert made.target_instances == 5
+    assert made.forecast_tokens_per_s == 400.0  # what is observed is held against it, interactive demand
+    assert forecast_words(made.advice(0.0)) == "forecast of 400 tok/s and 60 deferred"
 
 
 @pytest.mark.parametrize(
@@ -109,8 +120,7 @@ def test_a_plan_has_room_for_what_arrives_and_for_what_waits_by_its_deadline_als
     """400 tokens/s of interactive work, 100 of deferred, of an instance's 100."""
     of = {LLAMA: EndpointDemand.of(band(*[400.0] * 6), band(*[0.0] * 6), MEAN, 100.0), WEST: NOT_ASKED_FOR}
     expected = Demand(0.0, 600.0, of).with_due({"llama": due}, 0.0)
-    made = make_plan(0.0, expected, fleet(llama=1), {("llama", "gpu"): ABLE}, {"llama": MEAN}, PlanSettings())
-    assert made.endpoints[LLAMA].target_instances == instances
+    assert llama_planned(expected).target_instances == instances
     assert expected.of[WEST].beta_tokens_per_s == 0.0, "shared by the expected demand"
 
 
@@ -142,10 +152,7 @@ def test_what_waits_has_arrived_besides_where_only_ended_requests_are_counted():
 
 def test_a_simulated_planner_plans_for_the_share_of_what_is_held_that_it_is_asked_for():
     def made(due_shares):
-        planner = SimulatedPlanner(
-            lambda now_s: demand({LLAMA: (MEAN, [400.0] * 6)}), lambda now_s, views: fleet(llama=1),
-            {("llama", "gpu"): ABLE}, {"llama": MEAN}, PlanSettings(), due_shares,
-        )  # fmt: skip
+        planner = llama_planner(lambda now_s: demand({LLAMA: (MEAN, [400.0] * 6)}), due_shares=due_shares)
         held = view(model="llama", region="east")._replace(due=((1800.0, 270_000.0),))
         return planner.advise(0.0, [held])[0].target_instances
 
@@ -168,9 +175,10 @@ def test_adding_has_a_separate_plan_that_moves_with_time():
 
 def test_a_window_is_planned_when_it_is_looked_at_and_once(monkeypatch):
     solved = []
-    monkeypatch.setattr(soon, "solve", lambda problem, **given: solved.append(problem) or solve(problem, **given))
+    monkeypatch.setattr(advisor, "solve", lambda problem, **given: solved.append(problem) or solve(problem, **given))
     endpoints = planned({LLAMA: (TWO, [100.0, 200.0, 150.0, 400.0, 300.0, 100.0])}, fleet=fleet())
     made = endpoints[LLAMA]
+    solved.clear()
     assert (len(made.soon_instances), len(solved)) == (6, 0)
     assert [made.advice(at_s).soon_instances for at_s in (0.0, 15.0, 599.0)] == [2, 2, 2]
     assert len(solved) == 1
@@ -188,12 +196,9 @@ def test_without_a_plan_in_time_what_is_kept_is_added_and_a_former_plan_stays_in
     def lost(*_, **more):
         raise SolverLost("no time")
 
-    planner = SimulatedPlanner(
-        lambda now_s: demand({LLAMA: (MEAN, [400.0] * 6)}), lambda now_s, views: fleet(llama=1),
-        {("llama", "gpu"): ABLE}, {"llama": MEAN}, PlanSettings(),
-    )  # fmt: skip
+    planner = llama_planner(lambda now_s: demand({LLAMA: (MEAN, [400.0] * 6)}))
     (before,) = planner.advise(0.0, [view()])
-    monkeypatch.setattr(soon, "solve", lost)
+    monkeypatch.setattr(advisor, "solve", lost)
     planner.make = lost
     assert list(made.soon_instances) == [4, 4]
     assert planner.advise(3600.0, [view()]) == [before]
@@ -215,10 +220,9 @@ class TestAlgorithm2:
     def test_n_is_for_the_next_window_by_the_limit_that_is_reached_first(self):
         able = Capability(100.0, 10.0, 200.0, "measured")
         of = {LLAMA: EndpointDemand.of(band(900.0, 300.0, 900.0), band(0.0, 55.0, 0.0), BY_CAPABILITY)}
-        given = (fleet(llama=1), {("llama", "gpu"): able}, {"llama": BY_CAPABILITY})
-        made = make_plan(0.0, Demand(0.0, 600.0, of), *given, PlanSettings(period_s=600.0)).endpoints[LLAMA]
+        made = llama_planned(of, able, BY_CAPABILITY, period_s=600.0)
         assert (made.target_instances, made.forecast_tokens_per_s) == (6, 355.0)
-        made = make_plan(0.0, Demand(0.0, 600.0, of), *given, PlanSettings(period_s=1200.0)).endpoints[LLAMA]
+        made = llama_planned(of, able, BY_CAPABILITY, period_s=1200.0)
         assert made.target_instances == 9  # its successor comes after both windows
 
     def test_within_the_bounds_and_with_models_of_the_programme(self):
@@ -234,11 +238,8 @@ class TestAlgorithm2:
 
     def test_work_that_no_number_can_serve_gets_as_many_as_there_may_be(self):
         of = {LLAMA: EndpointDemand.of(band(1.0, 1.0), band(1.0, 1.0), BY_CAPABILITY)}
-        able = {("llama", "gpu"): Capability(100.0, 0.0, 100.0, "measured")}
-        made = make_plan(
-            0.0, Demand(0.0, 600.0, of), fleet(most=3, llama=1), able, {"llama": BY_CAPABILITY}, PlanSettings()
-        )
-        assert made.endpoints[LLAMA].target_instances <= 3
+        able = Capability(100.0, 0.0, 100.0, "measured")
+        assert llama_planned(of, able, BY_CAPABILITY, most=3).target_instances <= 3
 
     @pytest.mark.parametrize("name", ["proactive", "hybrid", "preserve"])
     def test_preserves_strategies_have_it(self, name):
@@ -256,13 +257,7 @@ class TestInForce:
             start_s = (now_s - offset_s) // window_s * window_s + offset_s
             return demand({LLAMA: (MEAN, [100.0] * windows)}, start_s=start_s, window_s=window_s)
 
-        return SimulatedPlanner(
-            demand_at,
-            lambda now_s, views: fleet(llama=1),
-            {("llama", "gpu"): ABLE},
-            {"llama": MEAN},
-            PlanSettings(period_s),
-        )
+        return llama_planner(demand_at, PlanSettings(period_s))
 
     @pytest.mark.parametrize("name", STRATEGIES)
     def test_nor_at_the_period_of_any_strategy_even_if_its_successor_is_a_period_late(self, name):
@@ -288,14 +283,15 @@ class TestInForce:
         hourly, often = make_strategy("lt_ua").plans_for, make_strategy("pilothouse").plans_for
         seen = []
 
-        def fleet_at(now_s, views):
-            seen.append(now_s)
-            return fleet(units=9, llama=2, bloom=3)
+        able = {("llama", "gpu"): ABLE, ("bloom", "gpu"): ABLE}
+        given = {"llama": hourly, "bloom": often}, PlanSettings()
 
-        planner = SimulatedPlanner(
-            lambda now_s: demand({LLAMA: (hourly, [100.0] * 6), BLOOM: (often, [900.0] * 6)}, start_s=now_s),
-            fleet_at, {("llama", "gpu"): ABLE, ("bloom", "gpu"): ABLE}, {"llama": hourly, "bloom": often}, PlanSettings(),
-        )  # fmt: skip
+        def inputs_at(now_s, views):
+            seen.append(now_s)
+            expected = demand({LLAMA: (hourly, [100.0] * 6), BLOOM: (often, [900.0] * 6)}, start_s=now_s)
+            return PlanInputs(expected, fleet(units=9, llama=2, bloom=3), able, *given)
+
+        planner = SimulatedPlanner(inputs_at, *given)
         made_at_s = {"llama": set(), "bloom": set()}
         for now_s in np.arange(0.0, 7200.0, 300.0).tolist():
             for name, advice in zip(made_at_s, planner.advise(now_s, [view(), view(model="bloom")]), strict=True):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.fleet.profile import Profile
-from scheduling.planning.advisor import Demand, EndpointDemand, PlanSettings, make_plan
+from scheduling.planning.advisor import Demand, EndpointDemand, PlanInputs, PlanSettings, make_plan
 from scheduling.planning.bursts import arrival_cv, highest_load_kept, instances_for, pooled_reserve, usable_instances
 from scheduling.planning.capacity import MEASURED, Capability, instances_needed, profile_capability
 from scheduling.planning.places import Deployed, Fleet
@@ -76,7 +76,7 @@ def plan(cv: float, regions: int = 1, mean: float = 800.0, level: float = 800.0)
     fleet = Fleet({("m", name, "gpu"): Deployed(1, 0, 1, 50, 1, 1.0) for name in names}, {})
     each, means = (np.full(3, rate / regions) for rate in (level, mean))
     demand = {("m", name): EndpointDemand(each, each, 0.5 * each, cv=cv, mean=means) for name in names}
-    return make_plan(0.0, Demand(0.0, 600.0, demand), fleet, able, {"m": PlansFor()}, PlanSettings())
+    return make_plan(0.0, PlanInputs(Demand(0.0, 600.0, demand), fleet, able, {"m": PlansFor()}, PlanSettings()))
 
 
 def test_a_plan_has_more_instances_the_burstier_its_arrivals():

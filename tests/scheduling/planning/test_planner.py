@@ -9,8 +9,7 @@ import pytest
 from hypothesis import assume, given
 
 from scheduling.planning import planner, programme
-from scheduling.planning.plan import OPTIMAL, SHORT
-from scheduling.planning.planner import GAP, solve
+from scheduling.planning.planner import GAP, OPTIMAL, SHORT, solve
 from scheduling.planning.problem import broken_rows
 from scheduling.planning.programme import Solved, SolverLost, solve_exact
 from tests.scheduling.planning.problems import plain_cost, plain_rows, shortage_usd, small_problems, synthetic

@@ -164,19 +164,18 @@ COMMON = {
     "slo_class": "interactive",
     "tenant": "t",
     "prompt_tokens": 60,
-    "expected_prompt": 60,
     "sequences": 1,
     "attempts": 1,
 }
 
 
 def waiting_request(**values):
-    return WaitingRequest(**COMMON, expected_output=values["predicted_tokens"], **values)
+    return WaitingRequest(**COMMON, **values)
 
 
 def running_request(**values):
     return RunningRequest(
-        **COMMON, expected_tokens=60 + values["predicted_tokens"], instance=0, placed_s=-500.0, streamed=True, **values
+        **COMMON, expected_prompt=60, expected_tokens=60, instance=0, placed_s=-500.0, streamed=True, **values
     )
 
 

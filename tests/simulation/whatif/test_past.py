@@ -7,6 +7,7 @@ import pytest
 
 from controlplane.fleet.models import SloClass, SloKind
 from controlplane.gateway.models import MinuteRow
+from controlplane.planning.forecasts import demand
 from controlplane.simulation.planner import planner_of
 from controlplane.simulation.whatif.start import Start, stage_start
 from controlplane.simulation.whatif.starts.past import MINUTES, as_arrays, past_demand
@@ -25,7 +26,8 @@ def minute(ago, model="m", region="east", slo_class="interactive", **values):
 
 
 @pytest.mark.django_db
-def test_the_last_hour_by_the_region_of_the_callers():
+def test_the_last_hour_by_the_region_of_the_callers(monkeypatch):
+    monkeypatch.setattr(demand, "endpoints", lambda: [("m", "east"), ("m", "north"), ("m", "west")])
     for name, kind in (("batch", SloKind.NON_INTERACTIVE), ("spare", SloKind.OPPORTUNISTIC)):
         SloClass.objects.create(name=name, kind=kind)
     minute(0, requests=3, prompt_tokens=600, output_tokens=60)
@@ -61,8 +63,8 @@ def first_forecast(past, **forecast):
     planner = planner_of(staged)
     staged.run(advisor=planner)
     plan = planner.made[0]
-    assert plan.demand.start_s == 0.0
-    return {key: each.mean for key, each in plan.demand.of.items()}
+    assert plan.inputs.demand.start_s == 0.0
+    return {key: each.mean for key, each in plan.inputs.demand.of.items()}
 
 
 def asked(region, tokens):

@@ -204,6 +204,13 @@ def test_too_many_requests_are_refused_before_they_are_drawn(operator, monkeypat
         stage_start(Start.model_validate(begin), changed.scenario, 1, changed.edits(1, 1200.0), 1200.0)
 
 
+def test_the_state_of_a_fleet_that_another_version_stored_is_refused():
+    state = {"instances": [], "running": [], "waiting": [], "endpoints": [], "at": 1.0}
+    assert Start.model_validate(rows.start() | {"state": state}).state.at == 1.0
+    with pytest.raises(ValueError, match="stored by another version, start again from the fleet"):
+        Start.model_validate(rows.start() | {"state": state | {"iterations": []}})
+
+
 def test_no_file_of_the_server_is_read(operator):
     values = rows.start()
     values["scenario"]["clients"][0]["lengths"] = {"file": "/etc/passwd", "format": "azure"}

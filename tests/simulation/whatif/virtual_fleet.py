@@ -223,6 +223,7 @@ class VirtualFleet:
                 fallback=model.fallback.name if model.fallback else "",
                 fallback_wait_s=model.fallback_wait_s,
                 tenant_id=self.tenant.pk,
+                tenant=self.tenant.name,
                 priority=slo.priority,
                 due_s=terms.due_s,
                 end_s=terms.end_s,

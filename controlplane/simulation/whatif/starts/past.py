@@ -2,21 +2,17 @@
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
-from django.db.models import F
 from pydantic import BaseModel
 
-from controlplane.fleet.models import SloKind
-from controlplane.gateway.models import MinuteRow
-from controlplane.gateway.selectors import OWN_REGION
-from controlplane.planning.forecasts.demand import ASKED, Endpoint, last_complete, other_classes
+from controlplane.planning.forecasts import demand
+from controlplane.planning.forecasts.demand import MINUTE_S, Endpoint
 from controlplane.planning.models import Quantity
 from scheduling.simulation.staging.stage import PastDemand
 
 MINUTES: Final = 60
-MINUTE_S: Final = 60
 
 
 class EndpointDemand(BaseModel):
@@ -36,26 +32,22 @@ class EndpointDemand(BaseModel):
 
 def past_demand(at: datetime) -> list[EndpointDemand]:
     """Return the demand of each endpoint with requests in the hour before *at*. A minute without a count has none."""
-    until = last_complete(at, MINUTE_S)
-    since = until - timedelta(minutes=MINUTES)
-    separate, opportunistic = set(other_classes()), set(other_classes(SloKind.OPPORTUNISTIC))
-    rows = MinuteRow.objects.filter(minute__gte=since, minute__lt=until).order_by().annotate(own=OWN_REGION)
-    columns = (ASKED[Quantity.PROMPT], ASKED[Quantity.OUTPUT], F("requests"))
-    demand: dict[Endpoint, EndpointDemand] = {}
-    for minute, model, region, slo_class, prompt, output, requests in rows.values_list(
-        "minute", "model", "own", "slo_class", *columns
-    ):
-        if slo_class in opportunistic:
-            continue  # no plan is made for them
-        of = demand.setdefault((model, region), EndpointDemand(model=model, region=region))
-        index = int((minute - since).total_seconds()) // MINUTE_S
-        if slo_class in separate:
-            of.other[index] += prompt + output
-            continue
-        of.prompt[index] += prompt
-        of.output[index] += output
-        of.requests[index] += requests
-    return [demand[endpoint] for endpoint in sorted(demand)]
+    until = demand.last_complete(at, MINUTE_S)
+    known = demand.read(until - timedelta(minutes=MINUTES), until, MINUTE_S)
+
+    def counts(values: Any) -> list[int]:
+        return [round(value) for value in np.nan_to_num(values).tolist()]
+
+    past = []
+    for model, region in known.requests:
+        prompt, output, *others = (
+            MINUTE_S * known.of((model, region), quantity, group)
+            for group in ("", demand.DEFERRED)
+            for quantity in Quantity
+        )
+        of = {"prompt": prompt, "output": output, "requests": known.requests[model, region], "other": sum(others)}
+        past.append(EndpointDemand(model=model, region=region, **{name: counts(each) for name, each in of.items()}))
+    return [each for each in past if any(each.requests) or any(each.other)]
 
 
 def as_arrays(past: Sequence[EndpointDemand], endpoints: Sequence[Endpoint]) -> PastDemand:

@@ -12,11 +12,11 @@ from scheduling.queueing.held import OPPORTUNISTIC
 from scheduling.queueing.swapping.sharing import COMES, LEAVES, STAYS, WAITS
 from scheduling.scaling.swapping import LOOK_S
 from scheduling.simulation.cluster.world import Outcome, State
+from scheduling.simulation.engine.state import sequences_in_use
 from scheduling.simulation.scenario.file import check_scenario
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.staging import stage
 from scheduling.simulation.staging.fork import fork
-from scheduling.simulation.state.placing import Where
 from scheduling.simulation.swapping import Swapping
 from tests.scheduling.queueing.test_groups import queue_of
 from tests.scheduling.simulation.test_scenario import RIGHT
@@ -33,9 +33,8 @@ RUNNING = {
     "streamed": False, "output_tokens": 0, "expected_prompt": 200, "expected_tokens": 250, "ahead": 90, "tenant": "acme",
 }  # fmt: skip
 
-WAITING = {
-    name: value for name, value in RUNNING.items() if name not in ("instance", "placed_s", "streamed", "output_tokens")
-} | {"expected_output": 50}  # fmt: skip
+OF_RUNNING = {"instance", "placed_s", "streamed", "output_tokens", "expected_prompt", "expected_tokens", "ahead"}
+WAITING = {name: value for name, value in RUNNING.items() if name not in OF_RUNNING}
 
 
 def forked(scenario, **values):
@@ -43,13 +42,6 @@ def forked(scenario, **values):
     staged = stage(scenario, SOURCE, 1)
     state = convert({"running": [], "waiting": [], "endpoints": []} | values, FleetState)
     return staged, fork(state, scenario, staged.cluster, list(staged.tenants), 1)
-
-
-def placed(**values):
-    scenario = check_scenario(tomllib.loads(RIGHT), SOURCE)
-    _, state = forked(scenario, instances=[INSTANCE], running=[RUNNING | values])
-    [one] = [each for instance in state.instances for each in instance.requests]
-    return one
 
 
 @pytest.mark.parametrize(("values", "ahead"), [
@@ -61,7 +53,12 @@ def placed(**values):
 ])  # fmt: skip
 def test_a_request_is_in_the_look_ahead_map_once_it_has_a_token(values, ahead):
     """It enters with its first token: one that was there before would count twice, and its line would never end."""
-    assert placed(**values).ahead == ahead
+    text = RIGHT.replace("[classes.iw]", "[policies]\nrouting = 'preserve'\n[classes.iw]")
+    scenario = check_scenario(tomllib.loads(text), SOURCE)
+    staged, state = forked(scenario, instances=[INSTANCE], running=[RUNNING | values])
+    maps = Simulation(staged.cluster, staged.requests, state=state).world.engines.ahead
+    known = [int(maps.clock[at] - maps.began[slot]) for slot, at in enumerate(maps.instance) if at >= 0]
+    assert known == [ahead] * (ahead is not None)
 
 
 def test_answers_that_are_not_streamed_fill_no_batch_beyond_its_size():
@@ -72,10 +69,9 @@ def test_answers_that_are_not_streamed_fill_no_batch_beyond_its_size():
     rows = [RUNNING | {"request_id": str(at), "arrival_s": -9.0, "placed_s": -3.0 + at / 100} for at in range(6)]
     rows[5] |= {"streamed": True, "output_tokens": 7}
     staged, state = forked(scenario, instances=[INSTANCE], running=rows)
-    [instance] = [each for each in state.instances if each.requests]
-    where = [one.where for one in sorted(instance.requests, key=lambda one: one.number)]
-    assert where == [Where.RUNNING] * 3 + [Where.WAITING] * 2 + [Where.RUNNING]
     simulation = Simulation(staged.cluster, staged.requests, state=state)
+    here = simulation.world.engines.sequences[sequences_in_use(simulation.world.engines)]
+    assert here[np.argsort(here["number"])]["streaming"].tolist() == [1, 1, 1, 0, 0, 1]
     assert (simulation.run().outcomes["state"][:6] == Outcome.DONE).all()
 
 
@@ -122,28 +118,18 @@ def forked_pair(m, other, by_queue=True, held=0):
     about = {"joined": 1, "prompt_tokens": 200.0, "output_tokens": 50.0, "opened_s": -5.0}
     groups = [
         about | {"endpoint": at, "kind": kind, "number": number, "pinned": False, "is_open": False, "instance": at,
-                 "rank": rank, "members": [member]}
-        for at, kind, number, rank, member in ((0, 0, 5, 1, 0), (1, 0, 6, 0, 1), (0, 1, 7, 2, 2))
+                 "members": [member]}
+        for at, kind, number, member in ((1, 0, 6, 1), (0, 0, 5, 0), (0, 1, 7, 2))
     ]  # fmt: skip
-    endpoint = {
-        "region": "east",
-        "ordering": "qlm",
-        "cursor": None,
-        "changed_s": -9.0,
-        "changed_delta": 1,
-        "asked_tokens": [0.0],
-        "asked_work_s": 0.0,
-        "backlog_s": 0.0,
-    }
+    endpoint = {"region": "east", "ordering": "qlm", "mean_tokens": 250.0, "group_limit": 4}
+    means = {"m": 50.0, "other": 40.0}
     staged, state = forked(
         scenario,
         instances=instances,
         waiting=waiting,
-        endpoints=[endpoint | {"model": model} for model in ("m", "other")],
+        endpoints=[endpoint | {"model": model, "mean_output": mean} for model, mean in means.items()],
         groups={
-            "groups": groups, "classes": [(0, -1)], "mean_tokens": [250.0, 250.0], "mean_output": [50.0, 40.0],
-            "limit": [4, 4], "token_s": [[0.0, 0.0], [0.0, 0.0]],
-            "next_number": 8,
+            "groups": groups, "classes": [(0, -1)], "next_number": 8,
         },
     )  # fmt: skip
     requests = staged.requests._replace(held=np.full_like(staged.requests.held, held))
