@@ -109,7 +109,7 @@ class Cluster:
     promises: Sequence[Promise] = ()
     """What is promised to each class, for measures; none without them."""
     names: Sequence[str] = ()
-    """What requests may ask for, by the number in `Requests.asked`: models, and then public names."""
+    """What requests may ask for, by the number in `Requests.asked`: models (alone if not given), then public names."""
     max_hold_s: float = np.inf
     """Longest hold of a request whose class has no deadline."""
     fallbacks: Mapping[str, Fallback] = field(default_factory=dict)
@@ -123,6 +123,7 @@ class Cluster:
     def __post_init__(self) -> None:
         self.models = list(dict.fromkeys([*self.models, *(spec.model for spec in self.instances)]))
         self.regions = list(dict.fromkeys([*self.regions, *(spec.region for spec in self.instances)]))
+        self.names = self.names or self.models
         self.endpoints = list(dict.fromkeys((spec.model, spec.region) for spec in self.instances))
         count = len(self.regions)
         self.latency_s = np.zeros((count, count)) if self.latency_s is None else np.array(self.latency_s, np.float64)
