@@ -53,7 +53,6 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
     came_s = requests.arrival_s if not held else np.maximum(requests.arrival_s, 0.0)
     check_requests(requests._replace(arrival_s=came_s), cluster.models, cluster.regions, cluster.longest_tokens())
     check_prefixes(requests, cluster.cached_block_sizes())
-    check_adapters(requests, cluster)
     specs, keys = cluster.instances, cluster.endpoints
     instances, own, regions = len(specs), len(keys), len(cluster.regions)
     count = int(requests.arrival_s.size)
@@ -172,14 +171,6 @@ def give_adapter_slots(fleet: FleetArrays, instance: int, engine: EngineConfig) 
     """Give *instance* the adapter slots and load times of *engine*."""
     fleet.adapter_slots[instance] = engine.max_loras, max(engine.max_loras, engine.max_cpu_loras)
     fleet.adapter_load_s[instance] = engine.adapter_storage_s, engine.adapter_memory_s
-
-
-def check_adapters(requests: Requests, cluster: Cluster) -> None:
-    """Raise ValueError if a request has an adapter, and an instance of its model serves none."""
-    with_adapter = {cluster.models[at] for at in np.unique(requests.model[requests.adapter >= 0]).tolist()}
-    for spec in cluster.instances:
-        if spec.model in with_adapter and not spec.engine.max_loras:
-            raise ValueError(f"requests for {spec.model} have adapters, and its instance {spec.name} has max_loras = 0")
 
 
 MOST_PLACES = 1 << 22

@@ -82,7 +82,6 @@ class Stage:
     """None where nothing scales."""
     timed_events: Sequence[TimedEvent]
     seed: int
-    sample_s: float
     until_s: float
     runs: RunsToCome | None = None
     """Application runs that requests belong to; None without any."""
@@ -108,8 +107,12 @@ class Stage:
     ) -> Result:
         """Simulate it. *advisor* makes the plans that strategies follow; ValueError if one does and there is none."""
         common: dict[str, Any] = {
-            "seed": self.seed, "sample_s": self.sample_s, "decisions": decisions, "state": self.state, "runs": self.runs,
-        }  # fmt: skip
+            "seed": self.seed,
+            "sample_s": self.scenario.sample_s,
+            "decisions": decisions,
+            "state": self.state,
+            "runs": self.runs,
+        }
         if self.scaled is not None:
             return run_strategy(
                 self.cluster,
@@ -168,7 +171,6 @@ def _staged(scenario: Scenario, path: Path, seed: int, given: Workload | None) -
         scaled=_scaled(scenario, cluster),
         timed_events=timed_events_of(scenario, cluster, seed, last_s),
         seed=seed,
-        sample_s=scenario.sample_s,
         until_s=until_s,
         runs=None if drawn is None else drawn.runs,
     )
