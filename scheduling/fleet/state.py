@@ -34,7 +34,7 @@ class InstanceState(Struct, forbid_unknown_fields=True):
     model: str
     region: str
     gpu: str
-    """GPU type; in a fork with the tensor-parallel degree (`staging.fleet.gpus_as_type`)."""
+    """GPU type; in a fork with the tensor-parallel degree (`scenario.fleet.gpus_as_type`)."""
     state: Condition
     since_s: float
     spot: bool = False

@@ -26,6 +26,25 @@ UNREACHABLE: Final = "deadline_unreachable"
 """Error code of a request that is refused for it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """Promise to the requests of an SLO class, in seconds; infinity for none."""
+
+    ttft_s: float = math.inf
+    itl_s: float = math.inf
+    e2e_s: float = math.inf
+    deadline_s: float = math.inf
+
+    @property
+    def end_s(self) -> float:
+        """Return the promise for the last token: end to end, or by the deadline."""
+        return min(self.e2e_s, self.deadline_s)
+
+    @property
+    def any(self) -> bool:
+        return min(self.ttft_s, self.itl_s, self.end_s) < math.inf
+
+
 class ClassTerms(Struct, frozen=True):
     """Terms on which a request of an SLO class is queued."""
 

@@ -41,7 +41,7 @@ def forked(scenario, **values):
     """Return the stage of *scenario*, and the fleet of *values* on its cluster."""
     staged = stage(scenario, SOURCE, 1)
     state = convert({"running": [], "waiting": [], "endpoints": []} | values, FleetState)
-    return staged, fork(state, scenario, staged.cluster, list(staged.names.tenants), 1)
+    return staged, fork(state, scenario, staged.cluster, list(staged.tenants), 1)
 
 
 @pytest.mark.parametrize(("values", "ahead"), [
