@@ -220,14 +220,14 @@ async def fuzzed(served, monkeypatch):
     instance, gateway = Instance(), served.gateway
     server = await asyncio.start_server(instance.serve, "127.0.0.1", 0, limit=2**20)
     address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    send = gateway.requests._send
+    send = gateway.requests.send
 
     def unhurt(record) -> None:
         send(replace(record, failure="") if isinstance(record, Left) else record)
 
-    of_server = gateway.upstream._server
-    monkeypatch.setattr(gateway.requests, "_send", unhurt)
-    monkeypatch.setattr(gateway.upstream, "_server", lambda placed: of_server(replace(placed, url=address)))
+    origin = gateway.upstream._origin
+    monkeypatch.setattr(gateway.requests, "send", unhurt)
+    monkeypatch.setattr(gateway.upstream, "_origin", lambda name, ready_at, _: origin(name, ready_at, address))
     rows, add = Counter(), gateway.ledger.add
 
     def noted(entry) -> None:
