@@ -6,6 +6,7 @@ degraded to another class, or refused. Without an estimate it is admitted. The r
 simulator.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final

@@ -180,6 +180,7 @@ class VirtualFleet:
         self._tiers = Counter[str]()
         self.topology = Topology()
         self.dispatcher = Dispatcher(self.topology, lambda: self.now_s, deliver=self.hear)
+        self.dispatcher.fleet.wall_clock = lambda: self.now_s
         self.apply()
         self.dispatcher.queue.keep_order()
 
