@@ -1,16 +1,15 @@
 """Expected waits in a simulation: `control.waits` hears of what was placed, has ended or waits since it was last asked."""
 
-from math import inf
-from typing import Final
+from typing import Any
 
 import numpy as np
 
 from scheduling.control.waits import Waits
-from scheduling.simulation.cluster.world import Outcome
+from scheduling.simulation.cluster.world import DONE, FAILED, REFUSED, RUNNING
+from scheduling.simulation.engine.state import GIVEN
 from scheduling.simulation.simulated_fleet import SimulatedFleet
 from scheduling.simulation.state.placing import Fork
-
-REFRESH_S: Final = 1.0
+from scheduling.simulation.workload.requests import Requests
 
 
 class SimulatedWaits:
@@ -21,8 +20,7 @@ class SimulatedWaits:
         self._released_s: dict[int, float] = {}
         """When the queue manager released a request that waits: it began to wait at an endpoint then."""
         self._learned = np.zeros(fleet.requests.count, np.bool_)
-        self._oldest = 0
-        self._read_s = -inf
+        self._oldest = self._given = self._ended = 0
         self._begun = np.zeros(0, np.int64)
         """By slot: sequence number of the request that was counted."""
 
@@ -36,9 +34,7 @@ class SimulatedWaits:
         """Learn from what was placed or has ended, and count what waits since."""
         fleet = self.fleet
         fleet.simulation.control()
-        if fleet.now_s - self._read_s >= REFRESH_S:
-            self._read_s = fleet.now_s
-            self._learn()
+        self._learn()
         waiting, held = fleet.waiting, fleet.simulation.world.held
         if self._begun.size < waiting.key.size:
             more = waiting.key.size - self._begun.size
@@ -57,29 +53,42 @@ class SimulatedWaits:
             self.control.mark_overtaken(row)
 
     def _learn(self) -> None:
-        simulation, control = self.fleet.simulation, self.control
-        outcomes, requests = simulation.world.outcomes, simulation.requests
+        """Learn at each call what the live fleet learns as it happens."""
+        simulation, world = self.fleet.simulation, self.fleet.simulation.world
+        given, ended = world.engines.counters.item(GIVEN), world.run_state["ended"].item()
+        if given != self._given or ended != self._ended:
+            self._learn_waits(world.outcomes, simulation.requests)
+        if ended != self._ended:
+            self._learn_lengths(world.outcomes, simulation.requests, simulation.arrived)
+        self._given, self._ended = given, ended
+
+    def _learn_waits(self, outcomes: Any, requests: Requests) -> None:
+        control = self.control
         rows = np.array(list(control.estimates), np.int64)
-        of = outcomes[rows]
-        for row in rows[(of["state"] == Outcome.REFUSED) | (of["state"] == Outcome.FAILED)].tolist():
+        state, queue_s = outcomes["state"][rows], outcomes["queue_s"][rows]
+        for row in rows[(state == REFUSED) | (state == FAILED)].tolist():
             control.forget(row)
-        rows = rows[np.isfinite(of["queue_s"])]
-        placed_s = outcomes["queue_s"][rows] + requests.arrival_s[rows]
+        was_placed = np.isfinite(queue_s)
+        rows = rows[was_placed]
+        placed_s = queue_s[was_placed] + requests.arrival_s[rows]
         for at in np.argsort(placed_s).tolist():
             row = int(rows[at])
             since_s = self._released_s.pop(row, float(requests.arrival_s[row]))
             control.placed(row, int(outcomes["instance"][row]), since_s, float(placed_s[at]))
-        window = slice(self._oldest, int(simulation.arrived))
+
+    def _learn_lengths(self, outcomes: Any, requests: Requests, arrived: int) -> None:
+        window = slice(self._oldest, arrived)
         state = outcomes["state"][window]
-        done = self._oldest + np.flatnonzero((state == Outcome.DONE) & ~self._learned[window])
-        done = done[np.argsort(outcomes["e2e_s"][done] + requests.arrival_s[done])]
+        done = self._oldest + np.flatnonzero((state == DONE) & ~self._learned[window])
         ended_s = outcomes["e2e_s"][done] + requests.arrival_s[done]
+        order = np.argsort(ended_s)
+        done, ended_s = done[order], ended_s[order]
         columns = (ended_s, requests.prompt_tokens[done], requests.output_tokens[done], requests.predicted_tokens[done])
-        ended = zip(
+        rows = zip(
             done.tolist(), outcomes["endpoint"][done].tolist(), *(each.tolist() for each in columns), strict=True
         )
-        for row, endpoint, *lengths in ended:
-            control.ended(endpoint, self.fleet.slo_class(row), *lengths)
+        for row, endpoint, *lengths in rows:
+            self.control.ended(endpoint, self.fleet.slo_class(row), *lengths)
         self._learned[done] = True
-        still = np.flatnonzero(state <= Outcome.RUNNING)
+        still = np.flatnonzero(state <= RUNNING)
         self._oldest += int(still[0]) if still.size else state.size

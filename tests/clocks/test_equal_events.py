@@ -62,7 +62,7 @@ ESTIMATED = {
     "late fallbacks": ([of(ordering="priority")] * 2, ["late fallbacks"]),
     "promises to groups": ([of(ordering="qlm")] * 2, ["promises"]),
 }
-"""Decided by estimates of waits, which each clock makes its own way: simulated ones leave out virtual queues."""
+"""Decided by estimates of waits."""
 DIFFERENT = {
     "fair regions": (
         1, [of(ordering="vtc"), of(ordering="wfq")], ["flood", "one-sided", "weights"],
@@ -104,31 +104,12 @@ def test_both_clocks_tell_the_same_here_too(name, request):
     same(seed, policies, features)
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="simulated waits are estimated by another rule")
 @pytest.mark.parametrize("name", ESTIMATED)
 def test_what_rests_on_estimates_is_the_same(name):
-    same(21, *ESTIMATED[name])
-
-
-@pytest.mark.parametrize("name", [name for name in ESTIMATED if "groups" not in name])
-def test_what_rests_on_estimates_is_nearly_the_same(name):
-    """Refused, degraded or served by the fallback: nearly as many, and what is admitted is in time nearly as often."""
-    both = serve(draw(21, *ESTIMATED[name]))
-    live, result = both.live.courses.values(), both.result
-    count, states = len(live), result.outcomes["state"]
-    simulated = {
-        "refused": (states == Outcome.REFUSED).sum(),
-        "fell back": (result.outcomes["model_rule"] > 0).sum(),
-        "degraded": 0 if result.asked_class is None else (result.asked_class == 0).sum(),
-    }
-    expected = {
-        "refused": sum(each.outcome == "refused" for each in live),
-        "fell back": sum(each.fell_back is not None for each in live),
-        "degraded": len(both.said("admitted as batch")),
-    }
-    assert sum(expected.values()) > 0.05 * count
-    for what, number in simulated.items():
-        assert abs(number - expected[what]) < 0.08 * count, what
+    both = same(21, *ESTIMATED[name])
+    states = both.result.outcomes["state"]
+    decided = (states == Outcome.REFUSED).sum() + (both.result.outcomes["model_rule"] > 0).sum()
+    assert decided + len(both.said("admitted as batch")) > 0.05 * states.size
 
 
 def seen(view):
