@@ -12,7 +12,7 @@ from controlplane.dispatch.placement import Placement, none_serves
 from controlplane.dispatch.stages import Stage
 from controlplane.dispatch.waiting_queue import WaitingQueue
 from controlplane.dispatch.waits import WaitEstimates
-from scheduling.queueing.ordering import hold_s
+from scheduling.queueing.ordering import FAIR, ORDERINGS, hold_s
 from scheduling.routing.regions import SWEEP_S, better_home, pressure
 
 RETRY_S = 30.0
@@ -71,9 +71,15 @@ class Sweeping(Stage):
 
     def _rehome(self, endpoint: Endpoint, now_s: float) -> None:
         """Move requests that wait for *endpoint* to a better one, as long as there is one."""
-        core, topology, queue = self.core, self.core.topology, self.queue
         kept = set[bool]()  # whether requests of a kind stay
+        while self._moves(endpoint, now_s, kept):
+            pass
+
+    def _moves(self, endpoint: Endpoint, now_s: float, kept: set[bool]) -> bool:
+        """Do so with the order as it is; return whether a move has changed it."""
+        core, topology, queue = self.core, self.core.topology, self.queue
         spill_above = endpoint.spec.policy.region_threshold
+        fair = ORDERINGS[endpoint.spec.policy.ordering] in FAIR
         for request in queue.still_waiting(endpoint):
             opportunistic = request.asked.opportunistic
             if opportunistic in kept:
@@ -108,6 +114,9 @@ class Sweeping(Stage):
                 )
             )
             self.placement.pump(target)
+            if fair:
+                return True
+        return False
 
     def _give_up_late(self, request: Request) -> bool:
         """Refuse *request*, which waits, if it may wait no longer (docs/tenants/api.md); return whether it is."""
