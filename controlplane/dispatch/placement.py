@@ -12,9 +12,10 @@ from controlplane.dispatch.adapters import trace_of_adapter
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request, Topology
 from controlplane.dispatch.port import ESTIMATE, KV_EVENTS, Asked, Deliver, Placed, Refused
 from controlplane.dispatch.prompt_blocks import PromptBlocks
-from controlplane.dispatch.runs import trace_of
 from controlplane.dispatch.token_accounts import TokenAccounts
 from controlplane.dispatch.waiting_queue import WaitingQueue
+from scheduling.applications.recording import NO_UNIT
+from scheduling.applications.standings import FIRST_S
 from scheduling.compiled import uncompiled
 from scheduling.queueing.running import prefill_s
 from scheduling.routing import candidates as columns
@@ -175,7 +176,7 @@ class Placement:
             "ordering": endpoint.spec.policy.ordering,
             "waited_ms": round((request.placed_s - request.asked.arrived_s) * 1000, 3),
             "waiting": self.queue.count(endpoint),
-            **trace_of(request),
+            **trace_of_run(request),
             **trace_of_adapter(request),
             **explain(self.topology, endpoint, replica, self._candidates, request.asked.prompt_tokens, pulled),
         }
@@ -326,6 +327,30 @@ def _because(name: str, chosen: str, seen: list[dict[str, object]], *, in_second
     others = [(score, other) for other, score in by_name.items() if score is not None]
     next_score, next_name = min(others)
     return f"{what}, {form.format(mine)}; next is {next_name} with {form.format(next_score)}."
+
+
+def trace_of_run(request: Request) -> dict[str, object]:
+    """Return what the decision trace says of the run of *request*; nothing without a rank."""
+    standing = request.standing
+    if standing is None:
+        return {}
+    asked, first = request.asked, "moved first by an operator, " if standing.began_s == FIRST_S else ""
+    return {
+        "run": {
+            "application": asked.application,
+            "run": asked.run,
+            "unit": asked.unit or NO_UNIT,
+            "rank_s": round(standing.rank_s, 4),
+            "remaining_s": round(standing.mean_s, 4),
+            "worst_s": round(standing.worst_s, 4),
+            "attained_s": round(standing.attained_s, 4),
+            "words": (
+                f"Run {asked.run} of {asked.application}: {first}rank {standing.rank_s:,.2f} s. It has had "
+                f"{standing.attained_s:,.2f} s of service and is expected to need {standing.mean_s:,.2f} s more. "
+                f"Its path to the end takes {standing.worst_s:,.2f} s at the most."
+            ),
+        }
+    }
 
 
 def none_serves(asked: Asked) -> Refused:

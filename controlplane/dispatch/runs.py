@@ -16,7 +16,7 @@ from controlplane.dispatch.port import Asked, Refused
 from controlplane.dispatch.stages import Arrival, Stage
 from scheduling.applications.demand_graph import ServiceRate
 from scheduling.applications.recording import NO_UNIT
-from scheduling.applications.standings import FIRST_S, KnownGraph, PastCall, Reading, RunCall
+from scheduling.applications.standings import KnownGraph, PastCall, Reading, RunCall
 from scheduling.control.runs import Runs
 from scheduling.fleet.profile import USUAL
 
@@ -190,27 +190,3 @@ class ApplicationRuns(Stage):
 
 def run_stopped(asked: Asked) -> Refused:
     return Refused(asked.number, 409, "run_stopped", "An operator has stopped this run.", None)
-
-
-def trace_of(request: Request) -> dict[str, object]:
-    """Return what the decision trace says of the run of *request*; nothing without a rank."""
-    standing = request.standing
-    if standing is None:
-        return {}
-    asked, first = request.asked, "moved first by an operator, " if standing.began_s == FIRST_S else ""
-    return {
-        "run": {
-            "application": asked.application,
-            "run": asked.run,
-            "unit": asked.unit or NO_UNIT,
-            "rank_s": round(standing.rank_s, 4),
-            "remaining_s": round(standing.mean_s, 4),
-            "worst_s": round(standing.worst_s, 4),
-            "attained_s": round(standing.attained_s, 4),
-            "words": (
-                f"Run {asked.run} of {asked.application}: {first}rank {standing.rank_s:,.2f} s. It has had "
-                f"{standing.attained_s:,.2f} s of service and is expected to need {standing.mean_s:,.2f} s more. "
-                f"Its path to the end takes {standing.worst_s:,.2f} s at the most."
-            ),
-        }
-    }
