@@ -166,7 +166,7 @@ class VirtualFleet:
         self.warmed: list[Warm | WarmPrefix] = []
         self.ahead = -inf
         """Most requests beyond its sequences that an instance had."""
-        self.swap_groups: Callable[[], tuple[SwapGroupSpec, ...]] = tuple
+        self.swap_groups: Callable[[], tuple[SwapGroupSpec, ...]] = lambda: inventory.swap_groups
         self.on_tick: list[Callable[[], None]] = []
         self.on_end: list[Callable[[int], None]] = []
         self.on_idle: list[Callable[[int], None]] = []

@@ -31,6 +31,7 @@ TABLE = {
         [of(ordering="priority", region_threshold=0.9), of(region_threshold=0.2)],
         ["flood", "one-sided", "impatient"], (0, 6, 11),
     ),
+    "fair regions": ([of(ordering="vtc"), of(ordering="wfq")], ["flood", "one-sided", "weights"], (1, 0, 6)),
     "held": ([of(ordering="priority"), of("least_request", "ssjf")], ["held"], (0, 5, 10)),
     "failures": ([of(ordering="vtc"), of(ordering="wfq")], ["weights", "failures", "pooling"], (0, 6, 11)),
     "groups": ([of(ordering="qlm"), of("least_request", "qlm", group_order="length")], ["due", "flood", "groups"],
@@ -41,6 +42,9 @@ TABLE = {
     "runs": ([of(ordering="hermes"), of(ordering="srpt")], ["runs"], (0, 5, 10)),
     "late runs": ([of(ordering="run_slack"), of(ordering="run_deadline")], ["runs"], (0, 6, 11)),
     "groups of runs": ([GROUPED | {"group_order": "hermes"}] * 2, ["many runs", "classes"], (3, 6, 11)),
+    "two orders within groups": (
+        [GROUPED | {"group_order": "hermes"}, GROUPED], ["many runs", "classes"], (0, 3, 10),
+    ),
     "adapters of runs": ([of(ordering="application"), of()], ["runs", "prewarmed adapters"], (0, 5, 11)),
     "system prompts": ([of("least_delay", "application")] * 2, ["system prompts", "prewarmed adapters"], (0, 6, 11)),
     "sleeping model": ([of(ordering="hermes")] * 2, ["sleeping model"], (0, 6, 11)),
@@ -64,14 +68,6 @@ ESTIMATED = {
 }
 """Decided by estimates of waits."""
 DIFFERENT = {
-    "fair regions": (
-        1, [of(ordering="vtc"), of(ordering="wfq")], ["flood", "one-sided", "weights"],
-        "a sweep moves the first request by the order at its beginning live, and by the order at each move simulated",
-    ),
-    "two orders within groups": (
-        11, [GROUPED | {"group_order": "hermes"}, GROUPED], ["many runs", "classes"],
-        "a call of a model that is not ordered by runs ranks its run anew simulated, and not live",
-    ),
     "cached blocks": (
         3, [of("least_delay"), of("least_delay", "ssjf")], ["prefixes", "KV events"],
         "with KV events the compiled engine forgets blocks that the reference still has",

@@ -26,7 +26,7 @@ from scheduling.simulation.simulator import Simulation
 from tests.gateway.rows import make_model
 from tests.simulation.whatif.rows import as_it_went
 from tests.simulation.whatif.test_fork_on_a_virtual_clock import PROFILE, ROUND_TRIP_S, make_fleet, requests
-from tests.simulation.whatif.virtual_fleet import VirtualFleet
+from tests.simulation.whatif.virtual_fleet import RowsFleet
 
 FORKED_S, AFTER_S = 151.3, 60.0
 CLOSE = 1e-6
@@ -76,13 +76,13 @@ def test_waits_and_promises_are_those_of_the_fleet(db, ordering, shares):
     Tenant.objects.get().slo_classes.add(slow)
     SloClass.objects.filter(name="interactive").update(if_unreachable="degrade", degrades_to=slow)
     put("SWAP_BY_QUEUE", shares, "test")
-    live = VirtualFleet("m", ROUND_TRIP_S)
+    live = RowsFleet("m", ROUND_TRIP_S)
     asked = [
         replace(each, slo_class="slow" if at % 3 else "interactive", model="n" if shares and at % 4 == 0 else "m")
         for at, each in enumerate(requests(FORKED_S + AFTER_S, 4.2))
     ]
     before = [each for each in asked if each.arrived_s < FORKED_S]
-    live.run(before, FORKED_S)
+    live.let_come(before, FORKED_S)
     start = Start.model_validate_json(fork_of(live.seen(), AFTER_S).model_dump_json())
     dispatcher = live.dispatcher
     waiting = sorted(
@@ -95,7 +95,7 @@ def test_waits_and_promises_are_those_of_the_fleet(db, ordering, shares):
         waits, AdmissionControl(dispatcher.fleet, waits), [row for _, row in waiting], range(len(keys))
     )
     assert waits.correction(0, "slow").batches > 2.0
-    live.run(asked[len(before) :])
+    live.let_come(asked[len(before) :])
     live.write_ledger()
     start = as_it_went(start, AFTER_S)
     staged = stage_start(start, Scenario.model_validate(start.scenario), 0)

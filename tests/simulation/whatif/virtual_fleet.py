@@ -78,6 +78,7 @@ class RowsFleet(VirtualFleet):
             wall_clock=self.wall_s,
         )
         self.snapshot = Snapshot(self.dispatcher, self.observation, self.report, wall_clock=self.wall_s)
+        self.dispatcher.fleet.wall_clock = self.wall_s
         self.slot_of = {one.name: one.slot for one in self.topology.replicas.values()}
         self.on_idle.append(self._reclaimed)
         for replica in self.topology.replicas.values():
