@@ -5,7 +5,6 @@ from math import inf
 
 import numpy as np
 
-from controlplane.simulation.forecasts import MINUTE_S, DemandMinutes
 from scheduling.planning import simulated_capability as measuring
 from scheduling.planning.bursts import POISSON_CV, arrival_cv
 from scheduling.planning.capacity import MEASURED, Capability
@@ -13,6 +12,7 @@ from scheduling.queueing.promises import Promise
 from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.scenario.fleet import gpus_as_type
 from scheduling.simulation.staging import Stage
+from scheduling.simulation.staging.demand_minutes import MINUTE_S, DemandMinutes
 
 
 def capabilities(staged: Stage) -> dict[tuple[str, str], Capability]:

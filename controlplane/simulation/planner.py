@@ -11,10 +11,8 @@ import numpy as np
 
 from controlplane.simulation.capabilities import capabilities
 from controlplane.simulation.forecasts import (
-    MINUTE_S,
     ORACLE,
     RECENT,
-    DemandMinutes,
     ExpectedDemand,
     SeriesForecasts,
     by_window,
@@ -38,7 +36,7 @@ from scheduling.simulation.scenario import Scenario, wrong_at
 from scheduling.simulation.scenario.file import text_of
 from scheduling.simulation.scenario.toml_lines import Key
 from scheduling.simulation.staging import Stage, past_requests
-from scheduling.simulation.staging.stage import PastDemand
+from scheduling.simulation.staging.demand_minutes import MINUTE_S, DemandMinutes
 from scheduling.simulation.staging.timed_events import lost_at
 
 NO_STRATEGY = PlansFor()
@@ -108,8 +106,9 @@ def _expected(staged: Stage, settings: Mapping[Endpoint, Any]) -> ExpectedDemand
     minutes, before_s = int(requests.arrival_s[-1] // MINUTE_S) + 1, 0.0
     asked, others = (DemandMinutes.of(cluster, requests, classes, minutes) for classes in (shown, other))
     if staged.past is not None:
-        before, asked, others = _after(staged.past, asked, others, window_s)
-        before_s = before * MINUTE_S
+        before_s = staged.past[0].prompt.shape[1] * MINUTE_S // window_s * window_s  # whole windows
+        before = (each.last(int(before_s // MINUTE_S)) for each in staged.past)
+        asked, others = asked.after(next(before)), others.after(next(before))
     past = [np.zeros((len(cluster.endpoints), 0))] * 2
     if scenario.forecast.history_days and not {ORACLE, RECENT} >= set(forecasters):
         past = _past(staged, shown)
@@ -127,17 +126,6 @@ def _expected(staged: Stage, settings: Mapping[Endpoint, Any]) -> ExpectedDemand
 
     seen = cached(asked.digest() + others.digest() + repr((shares, over_s)).encode())
     return ExpectedDemand(cluster.endpoints, window_s, bands, asked, others, before_s, shares, over_s, seen)
-
-
-def _after(
-    past: PastDemand, asked: DemandMinutes, others: DemandMinutes, window_s: float
-) -> tuple[int, DemandMinutes, DemandMinutes]:
-    """Return the minutes in whole windows before the start, and *asked* and *others* with the demand in these before."""
-    minutes = int(past.prompt.shape[1] * MINUTE_S // window_s * window_s // MINUTE_S)
-    prompt, output, requests, other = (each[:, each.shape[1] - minutes :] for each in past)
-    none = np.zeros_like(prompt)
-    before, other_before = DemandMinutes(prompt, output, requests), DemandMinutes(other, none, none)
-    return minutes, asked.after(before), others.after(other_before)
 
 
 def _finite(band: Band) -> Band:

@@ -1,14 +1,12 @@
 """Held work in a simulation: which requests are held as they arrive, and when `control.holding` acts next."""
 
 import math
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.control.holding import Holding
-from scheduling.fleet.state import BacklogState
 from scheduling.queueing.held import ENDS_ON_RECLAIM, HELD, OPPORTUNISTIC
 from scheduling.queueing.held_work import LOOK_S
 from scheduling.queueing.promises import ClassTerms
@@ -16,6 +14,7 @@ from scheduling.queueing.release_rule import AT_ONCE
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import World
 from scheduling.simulation.simulated_fleet import SimulatedFleet
+from scheduling.simulation.state.placing import Fork
 
 ROUNDING_S: Final = 1e-9
 
@@ -36,21 +35,18 @@ def models_held(cluster: Cluster) -> set[str]:
 class HeldArrivals:
     """Holds requests of *fleet* that arrive. Call `act` at `next_s`."""
 
-    def __init__(
-        self,
-        fleet: SimulatedFleet,
-        begun: int = 0,
-        held: Sequence[int] = (),
-        backlogs: Sequence[BacklogState] = (),
-        first_s: float = 0.0,
-    ) -> None:
-        """*begun*: requests of a fork, of which *held* are held at the start; *first_s*: when it acts first."""
+    def __init__(self, fleet: SimulatedFleet, fork: Fork | None = None) -> None:
+        """*fork*: what the simulation begins with."""
         cluster, requests = fleet.simulation.cluster, fleet.requests
         self.fleet = fleet
+        backlogs = fork.state.backlogs if fork else ()
         self.holding = Holding(fleet, (one for one in backlogs if one.model in cluster.models))
-        self._first_s = first_s
-        later = np.flatnonzero(requests.held & HELD)
-        self._rows: NDArray[np.int64] = np.concatenate([np.array(held, np.int64), later[later >= begun]])
+        self._first_s = fork.state.look_s if fork else 0.0
+        """When it acts first."""
+        self._rows: NDArray[np.int64] = np.flatnonzero(requests.held & HELD)
+        if fork:
+            later = self._rows[self._rows >= fork.requests.count]
+            self._rows = np.concatenate([np.array(fork.held, np.int64), later])
         self._next = 0
         self._scaled_s = np.full(len(cluster.endpoints), -np.inf)
         self._nearest = cluster.nearest()

@@ -93,8 +93,6 @@ class SimulatedFleet:
             for model, row in zip(cluster.models, cluster.nearest(), strict=True)
             for region, endpoint in zip(cluster.regions, row, strict=True)
         }
-        self._occupancy, self._with_room = direct(occupancy), direct(first_with_room)
-        self.endpoints = own * (simulation.world.policies.size // self._own)
         self._model = {name: number for number, name in enumerate(cluster.models)}
         self._region = {name: number for number, name in enumerate(cluster.regions)}
         self._longest = cluster.longest_tokens()

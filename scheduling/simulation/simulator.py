@@ -117,9 +117,8 @@ class Simulation:
         self.fallbacks = SimulatedFallbacks(self.waits) if cluster.fallbacks and self.waits else None
         """Fallbacks of models, where any has one."""
         self.reordered_s = 0.0  # when the global scheduler acted last
-        of_fork = () if state is None else (state.requests.count, state.held, state.state.backlogs, state.state.look_s)
         may_hold = judges and not all(terms.interactive for terms in cluster.classes)
-        self.holding = HeldArrivals(self.bound, *of_fork) if may_hold or (requests.held & HELD).any() else None
+        self.holding = HeldArrivals(self.bound, state) if may_hold or (requests.held & HELD).any() else None
         """Queue manager for non-interactive work, if any request is held or may be degraded to such a class."""
         self.runs = None if runs is None else ReleasedCalls(self.bound, runs)
         """Application runs, if there are any."""
@@ -351,33 +350,6 @@ class Simulation:
         self._run_state.scale_ins += begun
         return begun
 
-    def start(self, instance: int) -> None:
-        """Bring *instance* back from EMPTY, SPOT, ASLEEP, or a drain that leads there. Raise ValueError in other states."""
-        self._check_instance(instance, State.EMPTY, State.SPOT, State.ASLEEP, State.DRAINING)
-        if not self.lives.start(instance):
-            raise ValueError(f"instance {instance} drains to change its model, or another has its GPUs")
-        self.control(self.endpoint_of(instance))
-
-    def drain(self, instance: int) -> None:
-        """Drain *instance*, then lend it out as spot."""
-        self._check_instance(instance, *BUSY)
-        self.lives.drain(instance, State.SPOT)
-
-    def stop(self, instance: int) -> None:
-        """Drain *instance*, then release its machine."""
-        self._check_instance(instance, *BUSY, State.SPOT, State.ASLEEP)
-        self.lives.drain(instance, State.EMPTY)
-
-    def sleep(self, instance: int) -> None:
-        """Drain *instance*, then put it to sleep."""
-        self._check_instance(instance, *BUSY)
-        self.lives.sleep(instance)
-
-    def wake(self, instance: int) -> None:
-        self._check_instance(instance, State.ASLEEP)
-        if not self.lives.start(instance):
-            raise ValueError(f"instance {instance} shares its GPUs, and another has them: swap to it")
-
     def fail(self, instance: int, repair_s: float | None = None) -> int:
         """Fail *instance* and return how many of its requests were queued again.
 
@@ -449,19 +421,17 @@ class Simulation:
 
     def redeploy(self, instance: int, endpoint: int, remote: bool = False) -> None:
         """Drain *instance*, then load the model of *endpoint*; *remote*: the weights come from remote storage."""
-        self._check_move(instance, endpoint)
+        self._check_endpoint(endpoint)
+        self._check_instance(instance, *BUSY, State.SPOT)
+        if self.cluster.instances[instance].sharing is not None:
+            raise ValueError(f"instance {instance} shares its GPUs: swap to another of its group")
+        model, region = self.cluster.endpoints[endpoint]
+        if self.cluster.regions[self.fleet.region[instance]] != region:
+            raise ValueError(f"instance {instance} is not in {region}")
+        gpu_type = self.cluster.instances[instance].gpu_type
+        if (model, gpu_type) not in self.cluster.engines():
+            raise ValueError(f"instance {instance}: nothing says how {model} runs on its GPU type, {gpu_type!r}")
         self.lives.redeploy(instance, endpoint, remote=remote)
-
-    def swap(self, instance: int, endpoint: int) -> None:
-        """Drain *instance*, then swap its model for that of *endpoint*, from the nearest tier."""
-        self._check_move(instance, endpoint)
-        self.lives.swap(instance, endpoint)
-
-    def swap_to(self, instance: int) -> None:
-        """Drain and put to sleep the holder of the swap group's GPUs, then wake or start *instance* there."""
-        self._check_instance(instance, State.ASLEEP, State.EMPTY)
-        if not self.lives.swap_to(instance):
-            raise ValueError(f"instance {instance} is of no swap group, or its group cannot swap now")
 
     def evict(self, request: int) -> None:
         """Evict *request* from its instance at the end of the current iteration; it waits again and keeps its output.
@@ -504,18 +474,6 @@ class Simulation:
         if state not in allowed:
             raise ValueError(f"instance {instance} is {state.name}, not {' or '.join(each.name for each in allowed)}")
 
-    def _check_move(self, instance: int, endpoint: int) -> None:
-        self._check_endpoint(endpoint)
-        self._check_instance(instance, *BUSY, State.SPOT)
-        if self.cluster.instances[instance].sharing is not None:
-            raise ValueError(f"instance {instance} shares its GPUs: swap to another of its group")
-        model, region = self.cluster.endpoints[endpoint]
-        if self.cluster.regions[self.fleet.region[instance]] != region:
-            raise ValueError(f"instance {instance} is not in {region}")
-        gpu_type = self.cluster.instances[instance].gpu_type
-        if (model, gpu_type) not in self.cluster.engines():
-            raise ValueError(f"instance {instance}: nothing says how {model} runs on its GPU type, {gpu_type!r}")
-
     def result(self) -> Result:
         """Return the result so far."""
         world, run_state = self.world, self._run_state
@@ -543,7 +501,7 @@ class Simulation:
                     for tier, name in enumerate(("not_loaded", "in_memory", "on_gpu"))
                 },
                 "redeploys": self.lives.redeploys,
-                "swaps": self.lives.swaps,
+                "swaps": int(world.lives.groups["swaps"].sum()),
                 "reorderings": self.reordering.reordered if self.reordering else 0,
                 "released": self.holding.holding.release_count if self.holding else 0,
             }

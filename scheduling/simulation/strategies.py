@@ -3,10 +3,8 @@
 The same strategy objects run live. The reactive heuristic, which scales on every arrival, runs as the compiled trigger.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import count
-from math import gcd
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
@@ -17,15 +15,13 @@ from scheduling.control.swaps import EVERY_S
 from scheduling.control.views import Stages, Views
 from scheduling.lookahead.rule import ITERATIONS
 from scheduling.scaling import (
-    FLOOR,
     Advice,
     Assigned,
     ByEndpoint,
     EndpointView,
+    Floor,
     Floored,
-    Floors,
     Strategy,
-    Unified,
     floor_moves,
     floor_of,
     look_s,
@@ -40,16 +36,15 @@ from scheduling.scaling.view import (
 from scheduling.simulation.cluster.description import Cluster, EndpointKey
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.engine.lookahead import any_below_floor, endpoint_outlook
-from scheduling.simulation.result import MadeMove, Result
-from scheduling.simulation.simulator import Simulation, TimedEvent
+from scheduling.simulation.result import MadeMove
+from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.state.placing import Fork
 from scheduling.simulation.swapping import Swapping
 from scheduling.simulation.workload.requests import CHUNK, Requests
-from scheduling.simulation.workload.runs import RunsToCome
 
 STAGE_OF: Final = np.full(len(State), Stage.AWAY, np.int64)
 """By `State`."""
-STAGE_OF[[State.STARTING, State.LOADING, State.RECLAIMING, State.WAKING, State.SWAPPING]] = Stage.COMING
+STAGE_OF[[State.STARTING, State.LOADING, State.RECLAIMING, State.WAKING]] = Stage.COMING
 STAGE_OF[[State.READY, State.DRAINING]] = Stage.READY, Stage.DRAINING
 STAGE_OF[[State.SPOT, State.ASLEEP]] = Stage.SPARE
 
@@ -123,17 +118,17 @@ class Control:
     def __init__(
         self,
         simulation: Simulation,
-        strategy: Strategy,
-        *,
-        bounds: Bounds | Mapping[EndpointKey, Bounds] | None = None,
+        strategy: ByEndpoint | Assigned,
+        bounds: Mapping[EndpointKey, Bounds],
+        floor: Mapping[EndpointKey, Floor] | None = None,
         advisor: Advisor | None = None,
-        demand: Demand | None = None,
-        floor: Floors | None = None,
         state: Fork | None = None,
     ) -> None:
-        """*floor* runs between ticks, at them in the *strategy* (`Floored`). *state*: the simulation's first state."""
+        """*strategy* is over *floor*, which runs between its ticks too. *state*: the simulation's first state. Demand is
+        that of interactive classes.
+        """
         cluster = simulation.cluster
-        self.strategy = strategy
+        self.strategy: Strategy = Floored(strategy, floor) if floor else strategy
         self._floor, self._next_tick_s = floor, -np.inf
         self._look_s = look_s(floor) if floor else np.inf
         marks = [floor_of(floor, key) for key in cluster.endpoints] if floor else []
@@ -142,9 +137,9 @@ class Control:
         self._any_below_floor = direct(any_below_floor)
         self.moves: list[MadeMove] = []
         self._advisor = advisor
-        self._demand = demand or Demand(cluster, simulation.requests, state.asked_tokens if state else None)
-        given = bounds or Bounds()
-        self._bounds = [given[key] if isinstance(given, Mapping) else given for key in cluster.endpoints]
+        interactive = [one.interactive for one in cluster.classes]
+        self._demand = Demand(cluster, simulation.requests, state.asked_tokens if state else None, interactive)
+        self._bounds = [bounds[key] for key in cluster.endpoints]
         self._least = np.array([each.min_instances for each in self._bounds])
         self._most = np.array([each.max_instances for each in self._bounds])
         count = len(cluster.endpoints)
@@ -256,94 +251,3 @@ class Control:
                     due=due.get(model, ()),
                 ),
             )
-
-
-def run_strategy(
-    cluster: Cluster,
-    requests: Requests,
-    strategy: ByEndpoint | Assigned,
-    *,
-    bounds: Bounds | Mapping[EndpointKey, Bounds] | None = None,
-    floor: Floors | None = FLOOR,
-    advisor: Advisor | None = None,
-    seed: int = 0,
-    sample_s: float = 0.0,
-    decisions: bool = False,
-    until_s: float = np.inf,
-    progress: Callable[[int, int], None] | None = None,
-    timed_events: Sequence[TimedEvent] = (),
-    per_arrival: bool = False,
-    state: Fork | None = None,
-    runs: RunsToCome | None = None,
-    interactive: Sequence[bool] = (),
-    control: type[Control] = Control,
-) -> Result:
-    """Simulate *requests* on *cluster* scaled by *strategy*, over *floor* unless that is None; it may differ by endpoint.
-
-    *sample_s*, *decisions*, *state* and *runs* are as in `Simulation`, *timed_events* as in its `run`, and *interactive* as
-    in `Demand`. *per_arrival*: the reactive strategies decide on every arrival, without patience or a
-    floor, as in the paper. *control* decides what the strategy sees.
-
-    Raises ValueError if the strategy follows advice and *advisor* is None, and the errors of `Simulation`.
-    """
-    if strategy.uses_advice and advisor is None:
-        raise ValueError(f"{strategy.name} follows plans: an advisor is needed")
-    trigger = None
-    if isinstance(strategy, Unified):
-        cluster = replace(cluster, share_spot=cluster.share_spot and strategy.shares_spot)
-        if per_arrival:
-            widest = _widest(bounds or Bounds())
-            trigger = strategy.per_arrival(widest.min_instances, widest.max_instances)
-    cluster = replace(cluster, reactive=trigger)
-    simulation = Simulation(
-        cluster, requests, seed=seed, sample_s=sample_s, decisions=decisions, state=state, runs=runs
-    )
-    if trigger is not None:
-        result = simulation.run(
-            tick_s=PROGRESS_S, until_s=until_s, progress=progress or _silent, timed_events=timed_events
-        )
-        return replace(result, strategy=strategy.name)
-    floored = Floored(strategy, floor) if floor else strategy
-    demand = Demand(cluster, simulation.requests, state.asked_tokens if state else None, interactive)
-    at_work = control(simulation, floored, bounds=bounds, advisor=advisor, demand=demand, floor=floor, state=state)
-    at_work(simulation)
-    every_s = _common_s(strategy.tick_s, look_s(floor)) if floor else strategy.tick_s
-    if cluster.swap_groups():
-        every_s = _common_s(every_s, EVERY_S)
-    last_s = min(until_s, float(requests.arrival_s[-1])) if requests.count else PROGRESS_S
-    seldom = progress and _seldom(progress, min(PROGRESS_S, last_s / PROGRESS_STEPS) / every_s)
-    result = simulation.run(at_work, every_s, until_s, seldom, timed_events)
-    return replace(result, strategy=strategy.name, moves=at_work.moves)
-
-
-PROGRESS_S: Final = 3600.0
-PROGRESS_STEPS: Final = 100
-"""Progress calls per run, at least."""
-
-
-def _widest(bounds: Bounds | Mapping[EndpointKey, Bounds]) -> Bounds:
-    """Return one pair for all endpoints: the trigger on arrivals has no others."""
-    if isinstance(bounds, Bounds):
-        return bounds
-    each = list(bounds.values())
-    return Bounds(min(one.min_instances for one in each), max(one.max_instances for one in each))
-
-
-def _common_s(tick_s: float, period_s: float) -> float:
-    """Return the greatest common divisor of both times, in whole milliseconds."""
-    return max(1, gcd(round(1000 * tick_s), round(1000 * period_s))) / 1000
-
-
-def _seldom(progress: Callable[[int, int], None], every: float) -> Callable[[int, int], None]:
-    """Return *progress* limited to one call in *every*."""
-    calls = count()
-
-    def seldom(done: int, total: int) -> None:
-        if next(calls) % max(1, round(every)) == 0:
-            progress(done, total)
-
-    return seldom
-
-
-def _silent(done: int, total: int) -> None:
-    pass

@@ -26,7 +26,7 @@ from scheduling.simulation.simulator import Simulation, TimedEvent
 from scheduling.simulation.workload.requests import Requests
 from scheduling.simulation.workload.runs import RunsToCome
 from tests.clocks.fleet import ARRIVAL, COMMAND, Course, VirtualFleet, token_blocks
-from tests.clocks.launcher import LIVE, Launcher
+from tests.clocks.launcher import LIVE, SLEEP_S, Launcher
 from tests.oracles.lookahead import noted_places
 
 CLOSE_S = 1e-6
@@ -257,13 +257,26 @@ def simulation_of(scenario: Scenario) -> Simulation:
     return Simulation(scenario.cluster, scenario.requests, decisions=True, runs=scenario.runs)
 
 
+GOALS = {"drain": (State.SPOT,), "stop": (State.EMPTY,), "sleep": (State.FALLING_ASLEEP, SLEEP_S)}
+
+
 def run(
     simulation: Simulation, scenario: Scenario, tick: Callable[[Simulation], None] | None, tick_s: float = SWAP_EVERY_S
 ) -> Result:
     """Run *simulation* with the commands of *scenario*."""
 
     def happen(command: Command) -> Callable[[Simulation], None]:
-        return lambda simulation: getattr(simulation, command.name)(*command.arguments)
+        def carry_out(simulation: Simulation) -> None:
+            lives, (number, *_) = simulation.lives, command.arguments
+            if command.name in GOALS:
+                lives.drain(number, *GOALS[command.name])
+            elif command.name in ("start", "wake"):
+                lives.start(number)
+                simulation.control(simulation.endpoint_of(number))
+            else:
+                getattr(simulation, command.name)(*command.arguments)
+
+        return carry_out
 
     return simulation.run(tick, tick_s, timed_events=[TimedEvent(at.at_s, happen(at)) for at in scenario.commands])
 

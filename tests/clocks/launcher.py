@@ -21,6 +21,7 @@ LIVE = {
 }  # fmt: skip
 WITHOUT_GPUS = (State.ASLEEP, State.EMPTY)
 NEVER = math.inf
+SLEEP_S = 0.54
 
 
 class Launcher:
@@ -70,7 +71,8 @@ class Launcher:
 
     def sleep(self, number: int) -> None:
         sharing = self.cluster.instances[number].sharing
-        lasts_s = self.delays.sleep_s if sharing is None else sharing.sleep_s
+        sharing = self.cluster.instances[number].sharing
+        lasts_s = SLEEP_S if sharing is None else sharing.sleep_s
         self._drain(number, (State.FALLING_ASLEEP, lasts_s), (State.ASLEEP, NEVER))
 
     def redeploy(self, number: int, endpoint: int) -> None:

@@ -286,7 +286,7 @@ def lives(draft: Draft) -> None:
     draft.columns["region"] = 0
     draft.policy(queue_bound=None)
     draft.options["delays"] = Delays(
-        spot_median_s=1.0, start_s=1.01, local_weights_s=2.03, remote_weights_s=0.52, sleep_s=0.54, wake_s=0.76
+        spot_median_s=1.0, start_s=1.01, local_weights_s=2.03, remote_weights_s=0.52, wake_s=0.76
     )
     times = np.sort(random.uniform(0.2, 9.0, 8)).tolist()
     names = ["start", "stop", "wake", "sleep", "fail", "start", "wake", "drain"]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from controlplane.experiments.experiment import Progress
 from controlplane.experiments.shared.scenes import DAY_S, INTERACTIVE, OTHER, Scene
-from controlplane.simulation.forecasts import MINUTE_S, DemandMinutes, ExpectedDemand, by_window
+from controlplane.simulation.forecasts import ExpectedDemand, by_window
 from forecasting.models_extra import ModelsExtraMissing
 from forecasting.workload import FORECASTERS, Fallback, unavailable_reason
 from forecasting.workload.series import Series
@@ -23,6 +23,7 @@ from scheduling.queueing.promises import Promise
 from scheduling.scaling import EndpointView, PlansFor
 from scheduling.simulation.cluster.description import cluster_of
 from scheduling.simulation.engine.config import EngineConfig
+from scheduling.simulation.staging.demand_minutes import MINUTE_S, DemandMinutes
 from scheduling.simulation.staging.requests import requests_of
 from scheduling.simulation.workload.columns import Workload
 from scheduling.simulation.workload.generator import Burst, Client

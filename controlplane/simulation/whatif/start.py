@@ -98,7 +98,11 @@ def stage_start(
         made = replace(made, past=as_arrays(start.past, made.cluster.endpoints))
     if start.state is None:
         return made
-    return _with_state(start.state, scenario, made, seed)
+    tenants = list(made.tenants)
+    forked = fork(start.state, scenario, made.cluster, tenants, seed)
+    for strategy in made.scaled.strategies.values() if made.scaled else ():
+        strategy.memory.update(start.state.memory)
+    return replace(made, state=forked, tenants=tenants)
 
 
 def _workload(start: Start, scenario: Scenario, seed: int) -> Workload | None:
@@ -114,13 +118,3 @@ def _workload(start: Start, scenario: Scenario, seed: int) -> Workload | None:
             return recorded(start.arrivals, start.at)
         case other:
             raise ValueError(f"There are no arrivals of the kind {other!r}.")
-
-
-def _with_state(state: FleetState, scenario: Scenario, staged: Stage, seed: int) -> Stage:
-    """Begin *staged*, made of *scenario*, with *state*; *seed* draws the lengths that are still unknown."""
-    tenants = list(staged.tenants)
-    forked = fork(state, scenario, staged.cluster, tenants, seed)
-    if staged.scaled is not None:
-        for strategy in staged.scaled.strategies.values():
-            strategy.memory.update(state.memory)
-    return replace(staged, state=forked, tenants=tenants)

@@ -50,7 +50,7 @@ class Lives:
 
     def __init__(self, cluster: Cluster, world: World, seed: int) -> None:
         self.delays: Delays = cluster.delays
-        self.redeploys = self.swaps_in_place = 0
+        self.redeploys = 0
         self.world = world
         self._cluster = cluster
         self._catalog = cluster.engines()
@@ -60,8 +60,6 @@ class Lives:
             max((spec.pull_s or 0.0 for spec in cluster.instances if (spec.model, spec.region) == key), default=0.0)
             for key in cluster.endpoints
         ]
-        self.used: list[list[str]] = [[spec.model] for spec in cluster.instances]
-        """Models that were on each instance, latest first."""
 
     @property
     def state(self) -> NDArray[np.int8]:
@@ -107,23 +105,8 @@ class Lives:
         life: Any = self.world.lives.instances[instance]
         goal, endpoint, lasts_s = State(life.goal), int(life.goal_endpoint), float(life.goal_s)
         life.goal_endpoint = -1
-        model, _ = self._cluster.endpoints[endpoint]
-        if goal == State.SWAPPING:
-            lasts_s = self.swap_s(instance, model)
         self.move(instance, endpoint)
-        self.used[instance] = [model, *(each for each in self.used[instance] if each != model)]
         self._change(PUT, instance, goal, lasts_s=lasts_s)
-
-    def swap_s(self, instance: int, model: str) -> float:
-        """Return the time to bring *model* onto *instance*: from its GPU, host memory or storage, by its latest models."""
-        if model not in self.used[instance]:
-            return self.delays.swap_storage_s
-        rank = self.used[instance].index(model)
-        if rank < self.delays.gpu_models:
-            return self.delays.swap_gpu_s
-        if rank < self.delays.gpu_models + self.delays.cpu_models:
-            return self.delays.swap_cpu_s
-        return self.delays.swap_storage_s
 
     def move(self, instance: int, endpoint: int) -> None:
         """Assign the idle *instance* to *endpoint*, with the engine of its model on this GPU type."""
@@ -167,23 +150,9 @@ class Lives:
             return self.delays.remote_weights_s
         return redeploy_s(self.delays.local_weights_s, pull_s=self._pull_s[endpoint])
 
-    def swap(self, instance: int, endpoint: int) -> None:
-        self.swaps_in_place += 1
-        self.drain(instance, State.SWAPPING, endpoint=endpoint)
-
-    @property
-    def swaps(self) -> int:
-        """Model changes started: in place, and within swap groups."""
-        return self.swaps_in_place + int(self.world.lives.groups["swaps"].sum())
-
     def swap_to(self, instance: int) -> bool:
         """Give *instance* the GPUs of its swap group; return False if it cannot have them now."""
         return self._change(SWAP, instance) >= 0
-
-    def sleep(self, instance: int) -> None:
-        life: Any = self.world.lives.instances[instance]
-        lasts_s = self.delays.sleep_s if life.swap_group < 0 else float(life.sleep_s)
-        self.drain(instance, State.FALLING_ASLEEP, lasts_s)
 
     def fail(self, instance: int, repair_s: float) -> bool:
         """Fail *instance*; return whether its GPUs go to another endpoint, to which `settle` moves it once it is empty."""

@@ -57,7 +57,6 @@ FALLING_ASLEEP: Final = int(State.FALLING_ASLEEP)
 ASLEEP: Final = int(State.ASLEEP)
 WAKING: Final = int(State.WAKING)
 FAILED: Final = int(State.FAILED)
-SWAPPING: Final = int(State.SWAPPING)
 LOST: Final = int(State.LOST)
 
 _SOURCES: Final = {
@@ -70,7 +69,7 @@ SOURCE_OF: Final = tuple(int(_SOURCES.get(state, NONE)) for state in State)
 """Source from which an instance of the endpoint in each state is added; NONE: not possible."""
 OTHER_SPOT: Final = int(Source.OTHER_SPOT)
 LAST: Final = len(Source)
-COMING: Final = 1 << STARTING | 1 << LOADING | 1 << READY | 1 << RECLAIMING | 1 << WAKING | 1 << SWAPPING
+COMING: Final = 1 << STARTING | 1 << LOADING | 1 << READY | 1 << RECLAIMING | 1 << WAKING
 """Bits of the states of an instance that serves its endpoint or is about to."""
 SHARING: Final = COMING | 1 << DRAINING | 1 << FALLING_ASLEEP | 1 << ASLEEP | 1 << EMPTY
 """The same for an instance that shares its GPUs: a swap may bring it up."""

@@ -39,9 +39,7 @@ class State(IntEnum):
     """Weights in host memory, no KV cache."""
     WAKING = 9
     FAILED = 10
-    SWAPPING = 11
-    """Changing its model in place."""
-    LOST = 12
+    LOST = 11
     """An empty place whose machine is lost: nothing starts there until it is back."""
 
 

@@ -68,7 +68,9 @@ class Log:
             [
                 (float(one["time_s"]), cluster.instances[int(one["instance"])].name, *endpoints[one["endpoint"]])
                 for one in result.changes
-                if one["after"] == State.SWAPPING
+                if one["after"] in (State.WAKING, State.LOADING)
+                and one["before"] != State.FAILED
+                and cluster.instances[int(one["instance"])].sharing is not None
             ],
             series,
         )

@@ -36,10 +36,9 @@ WASTED = (
     State.RECLAIMING,
     State.WAKING,
     State.FALLING_ASLEEP,
-    State.SWAPPING,
 )
 """States in which an instance is paid for and takes no new work, because the fleet is being changed."""
-PROVISIONING = (State.STARTING, State.LOADING, State.RECLAIMING, State.WAKING, State.SWAPPING)
+PROVISIONING = (State.STARTING, State.LOADING, State.RECLAIMING, State.WAKING)
 """States in which an instance is paid for and computes nothing yet: SageServe's waste by scaling (section 7.3.3)."""
 
 

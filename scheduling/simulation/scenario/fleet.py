@@ -92,15 +92,7 @@ class Delays(ScenarioTable):
     """From an unpaid machine until its weights begin to load."""
     local_weights_s: AtLeast0 = 600.0
     remote_weights_s: AtLeast0 = 7200.0
-    sleep_s: AtLeast0 = 3.0
     wake_s: AtLeast0 = 5.0
-    swap_gpu_s: AtLeast0 = 0.1
-    swap_cpu_s: AtLeast0 = 5.0
-    swap_storage_s: AtLeast0 = 60.0
-    gpu_models: Size = 1
-    """Models whose weights an instance's GPU holds, including the serving one."""
-    cpu_models: Count = 2
-    """Further models whose weights its host memory holds."""
     repair_s: AtLeast0 = 600.0
 
     @model_validator(mode="after")

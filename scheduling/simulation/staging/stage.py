@@ -1,16 +1,14 @@
 """From a scenario to a simulation: the fleet and its policies as a cluster, the demand as requests."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from math import inf
+from dataclasses import dataclass, replace
+from itertools import count
+from math import gcd, inf
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Final
 
 from scheduling.control.swaps import EVERY_S
-from scheduling.scaling import Assigned, ByEndpoint, Floor, Unified, make_strategy
+from scheduling.scaling import Assigned, ByEndpoint, Floor, Unified, look_s, make_strategy
 from scheduling.simulation.cluster.description import Cluster, EndpointKey, cluster_of
 from scheduling.simulation.result import Result
 from scheduling.simulation.scenario import Scenario, wrong_at
@@ -19,33 +17,24 @@ from scheduling.simulation.scenario.toml_lines import Key, ScenarioProblem
 from scheduling.simulation.simulator import Simulation, TimedEvent
 from scheduling.simulation.staging.applications import joined, runs_of
 from scheduling.simulation.staging.demand import demand_of, past_of
+from scheduling.simulation.staging.demand_minutes import DemandMinutes
 from scheduling.simulation.staging.requests import requests_of
 from scheduling.simulation.staging.timed_events import timed_events_of
 from scheduling.simulation.state.placing import Fork
-from scheduling.simulation.strategies import Advisor, Bounds, Control, run_strategy
+from scheduling.simulation.strategies import Advisor, Bounds, Control
 from scheduling.simulation.swapping import Swapping
 from scheduling.simulation.workload.columns import Workload
 from scheduling.simulation.workload.requests import Requests
 from scheduling.simulation.workload.runs import RunsToCome
 
-PROGRESS_STEPS = 200
-
-
-class PastDemand(NamedTuple):
-    """Demand by endpoint in the minutes before the start, (endpoints, minutes), oldest first."""
-
-    prompt: NDArray[np.float64]
-    """Tokens a second, of the interactive classes."""
-    output: NDArray[np.float64]
-    requests: NDArray[np.float64]
-    """Of the interactive classes, in the minute."""
-    other: NDArray[np.float64]
-    """Prompt and output tokens a second of the non-interactive classes."""
+PROGRESS_S: Final = 3600.0
+PROGRESS_STEPS: Final = 100
+"""Progress calls per run, at least."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """Arguments of `run_strategy`."""
+    """How the fleet scales."""
 
     settings: dict[EndpointKey, Any]
     """`Scenario.at` each endpoint."""
@@ -61,6 +50,12 @@ class Scaled:
         if others or (isinstance(first, Unified) and len(set(self.bounds.values())) > 1):
             return Assigned(self.strategies)
         return first
+
+    @property
+    def widest(self) -> tuple[int, int]:
+        """Return one pair of bounds for all endpoints: the trigger on arrivals has no others."""
+        each = self.bounds.values()
+        return min(one.min_instances for one in each), max(one.max_instances for one in each)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +84,8 @@ class Stage:
     """Running and waiting requests at the start; None: an idle fleet."""
     recent: Requests | None = None
     """Requests before the start, from whose lengths and bursts planners measure capability; None: those to come."""
-    past: PastDemand | None = None
-    """History from which planners forecast at the start; None: no demand before."""
+    past: tuple[DemandMinutes, DemandMinutes] | None = None
+    """Demand before the start, from which planners forecast: interactive, and other; None: none."""
     advisor: Advisor | None = None
     """Makes the plans that strategies follow; None: the planner of the scenario."""
     control: type[Control] = Control
@@ -106,33 +101,36 @@ class Stage:
         progress: Callable[[int, int], None] | None = None,
     ) -> Result:
         """Simulate it. *advisor* makes the plans that strategies follow; ValueError if one does and there is none."""
-        common: dict[str, Any] = {
-            "seed": self.seed,
-            "sample_s": self.scenario.sample_s,
-            "decisions": decisions,
-            "state": self.state,
-            "runs": self.runs,
-        }
-        if self.scaled is not None:
-            return run_strategy(
-                self.cluster,
-                self.requests,
-                self.scaled.one,
-                bounds=self.scaled.bounds,
-                floor=self.scaled.floor,
-                advisor=advisor,
-                until_s=self.until_s,
-                progress=progress,
-                timed_events=self.timed_events,
-                interactive=[one.interactive for one in self.cluster.classes],
-                per_arrival=self.scaled.per_arrival,
-                control=self.control,
-                **common,
-            )
-        simulation = Simulation(self.cluster, self.requests, **common)
-        swaps = self.swapping(simulation) if self.cluster.swap_groups() else None
-        tick_s = EVERY_S if swaps else max(1.0, float(self.requests.arrival_s[-1]) / PROGRESS_STEPS)
-        return simulation.run(swaps, tick_s, self.until_s, progress, timed_events=self.timed_events)
+        scaled, cluster, act, trigger = self.scaled, self.cluster, None, None
+        strategy = scaled.one if scaled else None
+        last_s = min(self.until_s, float(self.requests.arrival_s[-1])) if self.requests.count else PROGRESS_S
+        if scaled and strategy:
+            if strategy.uses_advice and advisor is None:
+                raise ValueError(f"{strategy.name} follows plans: an advisor is needed")
+            if isinstance(strategy, Unified):
+                cluster = replace(cluster, share_spot=cluster.share_spot and strategy.shares_spot)
+                if scaled.per_arrival:
+                    trigger = strategy.per_arrival(*scaled.widest)
+            cluster = replace(cluster, reactive=trigger)
+        simulation = Simulation(
+            cluster, self.requests, seed=self.seed, sample_s=self.scenario.sample_s, decisions=decisions,
+            state=self.state, runs=self.runs,
+        )  # fmt: skip
+        if strategy is None:
+            act = self.swapping(simulation) if cluster.swap_groups() else None
+            tick_s = EVERY_S if act else max(1.0, float(self.requests.arrival_s[-1]) / 200)
+        elif scaled is None or trigger:
+            tick_s, progress = PROGRESS_S, progress or (lambda done, total: None)
+        else:
+            act = self.control(simulation, strategy, scaled.bounds, scaled.floor, advisor, self.state)
+            act(simulation)
+            tick_s = _common_s(strategy.tick_s, look_s(scaled.floor)) if scaled.floor else strategy.tick_s
+            tick_s = _common_s(tick_s, EVERY_S) if cluster.swap_groups() else tick_s
+            progress = progress and _seldom(progress, min(PROGRESS_S, last_s / PROGRESS_STEPS) / tick_s)
+        result = simulation.run(act, tick_s, self.until_s, progress, self.timed_events)
+        return replace(
+            result, strategy=strategy.name if strategy else "", moves=act.moves if isinstance(act, Control) else []
+        )
 
 
 SOURCE = Path("scenario")
@@ -200,3 +198,19 @@ def _scaled(scenario: Scenario, cluster: Cluster) -> Scaled | None:
             what = f"{key[0]} follows plans for {followed[key[0]]} in another region: its regions are planned together"
             raise ScenarioProblem(where, what)
     return Scaled(settings, strategies, bounds, floors if scaling.floor else None, scaling.per_arrival)
+
+
+def _common_s(tick_s: float, period_s: float) -> float:
+    """Return the greatest common divisor of both times, in whole milliseconds."""
+    return max(1, gcd(round(1000 * tick_s), round(1000 * period_s))) / 1000
+
+
+def _seldom(progress: Callable[[int, int], None], every: float) -> Callable[[int, int], None]:
+    """Return *progress* limited to one call in *every*."""
+    calls = count()
+
+    def seldom(done: int, total: int) -> None:
+        if next(calls) % max(1, round(every)) == 0:
+            progress(done, total)
+
+    return seldom

@@ -12,16 +12,17 @@ from scheduling.fleet.profile import Profile
 from scheduling.lookahead.rule import LookAheadRule
 from scheduling.policy import EndpointPolicy
 from scheduling.routing.regions import filled
-from scheduling.scaling import FLOOR, Advice, Floored, Reactive, make_strategy
+from scheduling.scaling import FLOOR, Advice, Reactive, make_strategy
 from scheduling.scaling.reactive import reactive_move
 from scheduling.simulation.cluster.description import Cluster, Delays, InstanceSpec
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.engine.lookahead import memory_held, project_engine
 from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.simulator import Simulation
-from scheduling.simulation.strategies import Bounds, Control, Demand, run_strategy
+from scheduling.simulation.strategies import Bounds, Demand
 from scheduling.simulation.workload.requests import make_requests
 from tests.scheduling.fleets import as_arrays, plain_fleets
+from tests.scheduling.scaling.running import control_of, run_strategy
 from tests.scheduling.scaling.views import view
 
 ENGINE = EngineConfig(16, 2048, 16, 400, "fcfs", 2000, Profile(0.01, 0.0, 1e-4, 0.0, 0.02, 1e-3, 1e-6))
@@ -94,7 +95,7 @@ def test_what_queues_at_an_instance_counts_for_its_map_but_holds_no_memory():
     prompt = room // 2 + engine.block_size_tokens  # two do not fit
     requests = make_requests(np.zeros(3), prompt, 100)
     simulation = Simulation(Cluster([spec]), requests)
-    control = Control(simulation, make_strategy("preserve"), bounds=Bounds(1, 5))
+    control = control_of(simulation, make_strategy("preserve"), bounds=Bounds(1, 5))
     simulation.advance(1.0)
     (one,) = control.views(simulation)
     assert (one.waiting, one.overloaded_instances) == (0, 1)
@@ -115,7 +116,7 @@ def test_each_endpoint_has_its_rule_of_overload():
     requests = make_requests(np.zeros(60), 200, 100, region=np.arange(60) % 3)
     policies = {key: EndpointPolicy(look_ahead=rule) for key, rule in rules.items()}
     simulation = Simulation(Cluster(specs, policies=policies), requests)
-    control = Control(simulation, make_strategy("preserve"), bounds=Bounds(1, 5))
+    control = control_of(simulation, make_strategy("preserve"), bounds=Bounds(1, 5))
     simulation.advance(1.0)
     east, west, north = control.views(simulation)
     assert (east.overloaded_instances, west.overloaded_instances) == (1, 0)
@@ -157,7 +158,7 @@ def test_the_trigger_on_arrival_decides_as_the_strategy(plain, waiting, coming, 
 
 def test_a_view_says_what_the_fleet_is():
     simulation = Simulation(cluster(), demand(400, 8.0))
-    control = Control(simulation, Floored(make_strategy("preserve")), bounds=Bounds(1, 5))
+    control = control_of(simulation, make_strategy("preserve"), bounds=Bounds(1, 5))
     simulation.advance(30.0)
     simulation.scale_out(0, 2)
     simulation.scale_in(1)
@@ -202,7 +203,7 @@ def test_a_view_knows_when_an_instance_last_became_ready():
     from scheduling.simulation.simulator import Simulation
 
     simulation = Simulation(cluster(), demand(1000, 4.0))
-    control = Control(simulation, make_strategy("reactive"))
+    control = control_of(simulation, make_strategy("reactive"))
     seen: list[tuple[float, int, float]] = []
 
     def tick(at: Simulation) -> None:
@@ -299,7 +300,7 @@ def code_like(count: int, rate: float, seed: int = 1):
 
 def mean_use(requests, engine: EngineConfig, instances: int = 1, seconds: int = 600) -> float:
     simulation = Simulation(Cluster([InstanceSpec("m", "r", engine)] * instances), requests)
-    control = Control(simulation, make_strategy("reactive"), bounds=Bounds(1, 9))
+    control = control_of(simulation, make_strategy("reactive"), bounds=Bounds(1, 9))
     uses = []
     for now_s in range(60, seconds, 5):
         simulation.advance(float(now_s))

@@ -13,8 +13,9 @@ from scheduling.scaling.starts import AGAIN_S, AIM, cancelled, needed
 from scheduling.simulation.cluster.description import Cluster, Delays, InstanceSpec
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.engine.reference import EngineConfig
-from scheduling.simulation.strategies import Bounds, run_strategy
+from scheduling.simulation.strategies import Bounds
 from scheduling.simulation.workload.requests import make_requests
+from tests.scheduling.scaling.running import run_strategy
 from tests.scheduling.scaling.views import advice, view, views
 
 LIVE = sorted({"reactive", "lt_i", "lt_u", "lt_ua", "proactive", "hybrid", "preserve", "pilothouse", "floor"})

@@ -100,7 +100,7 @@ def test_instances_that_share_their_gpus(tmp_path: Path) -> None:
     lives = simulation.world.lives.instances
     assert lives["swap_group"].tolist() == [0, 1, 2, 3] * 2
     assert lives["in_memory"].tolist() == [0] * 8
-    simulation.swap_to(4)
+    simulation.lives.swap_to(4)
     simulation.advance(0.5)
     assert simulation.states[0] in (State.DRAINING, State.FALLING_ASLEEP)
     simulation.advance(60.0)

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from controlplane.planning.forecasts import demand
 from controlplane.planning.forecasts.demand import MINUTE_S, Endpoint
 from controlplane.planning.models import Quantity
-from scheduling.simulation.staging.stage import PastDemand
+from scheduling.simulation.staging.demand_minutes import DemandMinutes
 
 MINUTES: Final = 60
 
@@ -50,12 +50,13 @@ def past_demand(at: datetime) -> list[EndpointDemand]:
     return [each for each in past if any(each.requests) or any(each.other)]
 
 
-def as_arrays(past: Sequence[EndpointDemand], endpoints: Sequence[Endpoint]) -> PastDemand:
-    """Return *past* for the *endpoints* of a simulation; zeros where there was none."""
+def as_arrays(past: Sequence[EndpointDemand], endpoints: Sequence[Endpoint]) -> tuple[DemandMinutes, DemandMinutes]:
+    """Return *past*, interactive and other, for the *endpoints* of a simulation; zeros where there was none."""
     of = {(each.model, each.region): each for each in past}
     known = [of.get((model, region)) or EndpointDemand(model=model, region=region) for model, region in endpoints]
     prompt, output, requests, other = (
         np.array([getattr(each, name) for each in known], np.float64).reshape(-1, MINUTES)
         for name in ("prompt", "output", "requests", "other")
     )
-    return PastDemand(prompt / MINUTE_S, output / MINUTE_S, requests, other / MINUTE_S)
+    none = np.zeros_like(other)
+    return DemandMinutes(prompt / MINUTE_S, output / MINUTE_S, requests), DemandMinutes(other / MINUTE_S, none, none)

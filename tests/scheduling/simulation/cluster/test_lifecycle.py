@@ -24,8 +24,7 @@ def states(result) -> list[tuple[float, int, str]]:
 
 
 DELAYS = Delays(
-    spot_median_s=0.0, start_s=3.0, local_weights_s=7.0, remote_weights_s=11.0, sleep_s=1.0, wake_s=2.0, swap_gpu_s=0.5,
-    swap_cpu_s=1.5, swap_storage_s=4.5, gpu_models=1, cpu_models=1, repair_s=13.0,
+    spot_median_s=0.0, start_s=3.0, local_weights_s=7.0, remote_weights_s=11.0, wake_s=2.0, repair_s=13.0
 )  # fmt: skip
 
 
@@ -33,22 +32,18 @@ DELAYS = Delays(
     ("state", "commands", "expected"),
     [
         (State.EMPTY, [("start", 5.0)], [(5.0, "STARTING"), (8.0, "LOADING"), (19.0, "READY")]),
-        (State.ASLEEP, [("wake", 5.0)], [(5.0, "WAKING"), (7.0, "READY")]),
+        (State.ASLEEP, [("start", 5.0)], [(5.0, "WAKING"), (7.0, "READY")]),
         (State.SPOT, [("start", 5.0)], [(5.0, "RECLAIMING"), (5.0, "READY")]),
-        (State.SPOT, [("stop", 5.0)], [(5.0, "EMPTY")]),
-        (State.READY, [("drain", 5.0)], [(5.0, "SPOT")]),
-        (State.READY, [("stop", 5.0)], [(5.0, "EMPTY")]),
-        (State.READY, [("sleep", 5.0), ("wake", 7.0)],
-         [(5.0, "FALLING_ASLEEP"), (6.0, "ASLEEP"), (7.0, "WAKING"), (9.0, "READY")]),
+        (State.SPOT, [("drain", 5.0, State.EMPTY)], [(5.0, "EMPTY")]),
+        (State.READY, [("drain", 5.0, State.SPOT)], [(5.0, "SPOT")]),
+        (State.READY, [("drain", 5.0, State.EMPTY)], [(5.0, "EMPTY")]),
         (State.READY, [("fail", 5.0)], [(5.0, "FAILED"), (18.0, "LOADING"), (25.0, "READY")]),
         (State.READY, [("fail", 5.0, 2.0)], [(5.0, "FAILED"), (7.0, "LOADING"), (14.0, "READY")]),
         (State.READY, [("redeploy", 5.0, 1)], [(5.0, "LOADING"), (12.0, "READY")]),
         (State.SPOT, [("redeploy", 5.0, 1, True)], [(5.0, "LOADING"), (16.0, "READY")]),
-        (State.READY, [("swap", 5.0, 1), ("swap", 20.0, 0)],
-         [(5.0, "SWAPPING"), (9.5, "READY"), (20.0, "SWAPPING"), (21.5, "READY")]),
         # The request that comes at 30 s runs there for 2 s.
-        (State.READY, [("drain", 30.5), ("start", 31.0)], [(30.5, "DRAINING"), (31.0, "READY")]),
-        (State.READY, [("stop", 31.0)], [(31.0, "DRAINING"), (32.0, "EMPTY")]),
+        (State.READY, [("drain", 30.5, State.SPOT), ("start", 31.0)], [(30.5, "DRAINING"), (31.0, "READY")]),
+        (State.READY, [("drain", 31.0, State.EMPTY)], [(31.0, "DRAINING"), (32.0, "EMPTY")]),
         (State.READY, [("redeploy", 31.0, 1)], [(31.0, "DRAINING"), (32.0, "LOADING"), (39.0, "READY")]),
     ],
 )  # fmt: skip
@@ -57,7 +52,7 @@ def test_each_change_takes_its_time(state, commands, expected):
     simulation = Simulation(fleet, make_requests([30.0, 100.0], model=[0, 1], **SHORT))
     for name, at_s, *arguments in commands:
         simulation.advance(at_s)
-        getattr(simulation, name)(0, *arguments)
+        getattr(simulation.lives if name in ("start", "drain") else simulation, name)(0, *arguments)
     assert [(at_s, state) for at_s, number, state in states(simulation.run()) if number == 0] == expected
 
 
@@ -138,8 +133,7 @@ def test_the_series_say_what_was_so_at_each_step():
 def test_wrong_commands_are_refused():
     simulation = Simulation(cluster(instance(), instance("b", "there", gpu_type="h")), make_requests([0.0], **SHORT))
     for call, match in [
-        (lambda: simulation.wake(0), "instance 0 is READY, not ASLEEP"),
-        (lambda: simulation.drain(7), "no instance 7"),
+        (lambda: simulation.fail(7), "no instance 7"),
         (lambda: simulation.scale_out(9), "no endpoint 9"),
         (lambda: simulation.redeploy(0, 1), "instance 0 is not in there"),
         (lambda: simulation.fail(0, -1.0), "repair_s"),
@@ -191,13 +185,13 @@ def test_weights_that_cpu_memory_does_not_hold_come_back_from_storage():
         delays=Delays(local_weights_s=200.0),
     )
     simulation = Simulation(fleet, make_requests([500.0], model=0, **SHORT))
-    simulation.swap_to(1)  # b wakes from memory; a found it full
+    simulation.lives.swap_to(1)  # b wakes from memory; a found it full
     simulation.advance(100.0)
-    simulation.swap_to(0)  # b goes to memory, a comes from storage
+    simulation.lives.swap_to(0)  # b goes to memory, a comes from storage
     simulation.advance(200.0)
-    simulation.swap_to(2)
+    simulation.lives.swap_to(2)
     simulation.advance(410.0)
-    simulation.swap_to(0)
+    simulation.lives.swap_to(0)
     result = simulation.run()
     awake = [row for row in states(result) if row[2] == "READY"]
     assert awake == [(8.0, 1, "READY"), (163.0, 0, "READY"), (403.0, 2, "READY"), (473.0, 0, "READY")]
