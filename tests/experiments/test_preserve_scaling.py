@@ -24,11 +24,11 @@ from controlplane.experiments.shared.setting import (
     minutes,
     planner,
 )
-from controlplane.simulation.forecasts import DemandMinutes
 from scheduling.planning.bursts import arrival_cv
 from scheduling.planning.capacity import Capability
 from scheduling.scaling import PlansFor, make_strategy
 from scheduling.simulation.staging import stage
+from scheduling.simulation.staging.demand_minutes import DemandMinutes
 from tests.docs import results
 from tests.scheduling.scaling.views import view
 

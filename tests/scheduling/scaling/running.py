@@ -9,8 +9,10 @@ from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.staging.stage import SOURCE, Scaled, Stage
 from scheduling.simulation.strategies import Bounds, Control
 
+DEFAULT = Bounds()
 
-def control_of(simulation: Simulation, strategy, bounds: Bounds = Bounds()) -> Control:  # noqa: B008
+
+def control_of(simulation: Simulation, strategy, bounds: Bounds = DEFAULT) -> Control:
     return Control(simulation, strategy, dict.fromkeys(simulation.cluster.endpoints, bounds))
 
 
@@ -19,7 +21,7 @@ def run_strategy(
     requests,
     strategy,
     *,
-    bounds: Bounds = Bounds(),
+    bounds: Bounds = DEFAULT,
     floor=FLOOR,
     advisor=None,
     until_s: float = inf,
