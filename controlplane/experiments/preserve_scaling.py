@@ -23,9 +23,8 @@ from controlplane.terminal import table
 from forecasting.workload import FORECASTERS, unavailable_reason
 from scheduling.scaling import Advice, ByEndpoint, EndpointView, Hybrid, make_strategy
 from scheduling.scaling.endpoint import Wish
-from scheduling.simulation.cluster.world import State
 from scheduling.simulation.engine.lookahead import memory_held
-from scheduling.simulation.measures.results import latency_s
+from scheduling.simulation.measures.results import latency_s, paid_hours
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.staging.stage import Scaled
 from scheduling.simulation.strategies import Bounds, Control
@@ -157,10 +156,9 @@ def measured(run: Simulated) -> experiment.Row:
     """Return measures of a run; `peak_normalised_s`: highest mean normalised latency of five minutes' arrivals."""
     result = run.result
     normalised_s, arrival_s = latency_s(result, "normalised"), result.requests.arrival_s
-    hours = result.state_s.sum(axis=0) / 3600
     known = np.isfinite(normalised_s)
     return {
-        "instance_hours": float(hours.sum() - hours[State.EMPTY] - hours[State.SPOT]),
+        "instance_hours": paid_hours(result),
         "peak_normalised_s": _highest_mean(arrival_s[known], normalised_s[known], PEAK_S),
         "peak_minute_normalised_s": _highest_mean(arrival_s[known], normalised_s[known], 60.0),
         "normalised_mean_s": float(normalised_s[known].mean()) if known.any() else float("nan"),

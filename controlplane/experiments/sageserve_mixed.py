@@ -17,7 +17,7 @@ from rich.console import Console
 
 from controlplane.experiments import experiment, sageserve
 from controlplane.experiments.shared import scenes
-from controlplane.experiments.shared.measures import INTERACTIVE_CLASS, hours_by_model, percentiles, spells
+from controlplane.experiments.shared.measures import INTERACTIVE_CLASS, hours_by_model, percentiles
 from controlplane.experiments.shared.scenes import DAY_S, SILO, Scene
 from controlplane.experiments.shared.setting import Setting
 from controlplane.simulation.running import Simulated
@@ -26,7 +26,7 @@ from forecasting.workload import BEST
 from scheduling.queueing.release_rule import SLACK, USE
 from scheduling.scaling import make_strategy
 from scheduling.simulation.cluster.world import UNPAID, Outcome, State
-from scheduling.simulation.measures.results import PROVISIONING, latency_s
+from scheduling.simulation.measures.results import PROVISIONING, latency_s, paid_hours, spells
 from scheduling.simulation.workload.columns import Floats, Workload
 
 DATA: Final = experiment.read_data("sageserve-mixed")
@@ -96,11 +96,11 @@ def measured(run: Simulated, course: Callable[[Simulated], dict[str, Any]]) -> e
     took_s, own_hours, kv_use = e2e[other & done], hours_by_model(result), _kv_use(run)
     judged = other & (done | (requests.arrival_s + DAY_S <= result.end_s))
     return {
-        "instance_hours": float(hours.sum() - hours[list(UNPAID)].sum()),
+        "instance_hours": paid_hours(result),
         "donated_hours": float(hours[State.SPOT]),
         "hours_by_model": own_hours,
         "waste_hours": float(hours[list(PROVISIONING)].sum()),
-        "usd": float(hours.sum() - hours[list(UNPAID)].sum()) * scenes.USD_PER_HOUR,
+        "usd": paid_hours(result) * scenes.USD_PER_HOUR,
         "kv_use": float(np.nanmean(list(kv_use.values()))),
         "ttft_p95_s": percentiles(ttft[interactive], 95)[0],
         "e2e_p95_s": percentiles(e2e[interactive], 95)[0],
@@ -173,14 +173,14 @@ def of_busiest(run: Simulated) -> dict[str, Any]:
     latencies = {name: latency_s(result, name) for name in ("ttft", "e2e")}
     hourly = {region: np.zeros(math.ceil(result.end_s / 3600)) for region in regions}
     added = {name: {"own spot": 0.0, "another model's spot": 0.0} for name in result.cluster.models}
-    for spell in spells(result):
-        name, region = endpoints[spell.endpoint]
-        if spell.state in PROVISIONING:
-            source = "own spot" if spell.state == State.RECLAIMING else "another model's spot"
-            added[name][source] += (spell.ended_s - spell.began_s) / 3600
-        if name == model and spell.state not in UNPAID:
+    for _, endpoint, state, began_s, ended_s in zip(*spells(result, result.end_s), strict=True):
+        name, region = endpoints[endpoint]
+        if state in PROVISIONING:
+            source = "own spot" if state == State.RECLAIMING else "another model's spot"
+            added[name][source] += (ended_s - began_s) / 3600
+        if name == model and state not in UNPAID:
             starts_s = 3600.0 * np.arange(len(hourly[region]))
-            inside_s = np.minimum(spell.ended_s, starts_s + 3600) - np.maximum(spell.began_s, starts_s)
+            inside_s = np.minimum(ended_s, starts_s + 3600) - np.maximum(began_s, starts_s)
             hourly[region] += np.maximum(0.0, inside_s) / 3600
     own = _by_model_of(run)[model]
     of_bin, of_region = (requests.arrival_s // BIN_S).astype(int), requests.region

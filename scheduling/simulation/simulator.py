@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,13 +59,6 @@ class TimedEvent(NamedTuple):
 
 BUSY = (State.READY, State.DRAINING)
 OUT_OF_ORDER = (State.FAILED, State.LOST)
-
-
-class Pause(IntEnum):
-    """Reason why `advance` returned."""
-
-    DONE = loop.ALL_DONE
-    UNTIL = loop.UNTIL
 
 
 class Simulation:
@@ -178,8 +170,8 @@ class Simulation:
         """Requests that are done, failed or refused."""
         return self._ended.item()  # type: ignore[no-any-return]
 
-    def advance(self, until_s: float) -> Pause:
-        """Process all events before *until_s*, excluding those at it."""
+    def advance(self, until_s: float) -> bool:
+        """Process all events before *until_s*, excluding those at it. Return whether all requests have ended."""
         if not until_s >= self.now_s:
             raise ValueError(f"until_s ({until_s}) is before now ({self.now_s})")
         count = self.requests.count
@@ -231,7 +223,7 @@ class Simulation:
             else:
                 if reason != loop.ALL_DONE and self.now_s < np.inf:
                     self.control()
-                return Pause(reason)
+                return bool(reason == loop.ALL_DONE)
 
     def _arrive(self, request: int) -> None:
         """Let *request* arrive: one of an application run, or one for which fallbacks were asked."""
@@ -279,8 +271,7 @@ class Simulation:
         while True:
             tick_at_s = ticks * tick_s if on_tick or progress else np.inf
             stop_s = min(tick_at_s, to_come[0].at_s if to_come else np.inf, until_s)
-            pause = self.advance(stop_s)
-            if pause == Pause.DONE:
+            if self.advance(stop_s):
                 if self.runs is not None:
                     self.runs.end_other_units(until_s)
                 break

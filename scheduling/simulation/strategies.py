@@ -138,7 +138,7 @@ class Control:
         self.moves: list[MadeMove] = []
         self._advisor = advisor
         interactive = [one.interactive for one in cluster.classes]
-        self._demand = Demand(cluster, simulation.requests, state.asked_tokens if state else None, interactive)
+        self.demand = Demand(cluster, simulation.requests, state.asked_tokens if state else None, interactive)
         self._bounds = [bounds[key] for key in cluster.endpoints]
         self._least = np.array([each.min_instances for each in self._bounds])
         self._most = np.array([each.max_instances for each in self._bounds])
@@ -222,7 +222,7 @@ class Control:
                 self._overloaded, self._peaks[0], self._peaks[1],
             )  # fmt: skip
         fallbacks, states = simulation.fallbacks, simulation.states
-        asked = self._demand.seen(now_s, 0.0 if fallbacks is None else fallbacks.demand_tokens(now_s, count))
+        asked = self.demand.seen(now_s, 0.0 if fallbacks is None else fallbacks.demand_tokens(now_s, count))
         others, donated = np.zeros(count, np.int64), states == State.SPOT
         if self._shares and donated.any():
             near = donated & self._fits & (simulation.fleet.region == self._region[:, None])

@@ -12,9 +12,10 @@ from scheduling.scaling import make_strategy
 from scheduling.scaling.endpoint import GRACE_S
 from scheduling.simulation.cluster.world import Outcome
 from scheduling.simulation.simulator import Simulation
-from scheduling.simulation.strategies import Control, Demand
+from scheduling.simulation.strategies import Demand
 from tests.clocks.both import assert_equal_events, live_fleet, run, serve, simulation_of
 from tests.clocks.scenarios import FEATURES, draw
+from tests.scheduling.scaling.running import control_of
 
 
 def of(routing="join_shortest_queue", ordering="fcfs", **more):
@@ -135,8 +136,8 @@ def test_strategies_see_the_same(features):
     live.run()
     simulation = simulation_of(scenario)
     of_classes = scenario.requests._replace(slo_class=(scenario.requests.held > 0).astype(np.int16))
-    demand = Demand(scenario.cluster, of_classes, interactive=(True, False))
-    control = Control(simulation, make_strategy("preserve"), demand=demand)
+    control = control_of(simulation, make_strategy("preserve"))
+    control.demand = Demand(scenario.cluster, of_classes, interactive=(True, False))
     run(simulation, scenario, lambda at: by_simulator.append([seen(view) for view in control.views(at)]), 1.0)
     for at_s, (one, other) in enumerate(zip(by_live, by_simulator, strict=False), 1):
         for mine, theirs in zip(one, other, strict=True):

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from io import StringIO
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,11 +19,11 @@ from controlplane.experiments.shared.setting import (
     BEFORE_S,
     DemandForecasts,
     Expected,
+    Setting,
     forecast_demand,
     in_windows,
     measured_capability,
     minutes,
-    planner,
 )
 from scheduling.planning.bursts import arrival_cv
 from scheduling.planning.capacity import Capability
@@ -203,7 +204,8 @@ def advice(prompt, output, plans_for, able, views, other=0.0):
     forecasts = [DemandForecasts("x", 600.0, mean, 2 * mean, 0.0) for mean in (np.array([prompt]), np.array([output]))]
     behind = np.zeros((len(streams), 240))
     seen = DemandMinutes(behind, behind, behind), DemandMinutes(behind + other, behind, behind)
-    made = planner(streams, Expected(*forecasts, *seen), plans_for, {"llama": able}, 20, 1.0)
+    scene = SimpleNamespace(streams=streams, instances=20, models=[None])
+    made = Setting(scene, 1.0, 0, None, Expected(*forecasts, *seen), None, {"llama": able}, []).planner(plans_for, 1.0)
     read, alone = made.inputs_at, replace(made.settings, epsilon=1.0)
     made.inputs_at = lambda now_s, views: replace(read(now_s, views), settings=alone)
     return made.advise(10.0, views)

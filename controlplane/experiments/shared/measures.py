@@ -1,7 +1,6 @@
 """Measures of a strategy's run, as a row of a table."""
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +9,7 @@ from controlplane.experiments.shared.scenes import SILO
 from controlplane.simulation.running import Simulated
 from scheduling.queueing.promises import Promise
 from scheduling.simulation.cluster.world import UNPAID, Outcome, State
-from scheduling.simulation.measures.results import PROVISIONING, kept, latency_s
+from scheduling.simulation.measures.results import PROVISIONING, kept, latency_s, paid_hours, spells
 from scheduling.simulation.result import Result
 
 INTERACTIVE_CLASS = 0
@@ -35,8 +34,7 @@ def of_run(run: Simulated, promises: list[Promise], usd_per_hour: float) -> Row:
     judged, met = kept(result, promises)
     judged &= interactive
     ttft = percentiles(latency_s(result, "ttft")[interactive], 50, 95, 99)
-    hours = result.state_s.sum(axis=0) / 3600
-    paid = float(hours.sum() - hours[list(UNPAID)].sum())
+    hours, paid = result.state_s.sum(axis=0) / 3600, paid_hours(result)
     done = int(np.count_nonzero(outcomes["state"] == Outcome.DONE))
     return {
         "instance_hours": paid,
@@ -54,31 +52,13 @@ def of_run(run: Simulated, promises: list[Promise], usd_per_hour: float) -> Row:
     }
 
 
-class Spell(NamedTuple):
-    """Time that an instance spent in one state."""
-
-    endpoint: int
-    state: State
-    began_s: float
-    ended_s: float
-
-
-def spells(result: Result) -> Iterator[Spell]:
-    """Yield the time in every state of every instance, up to the end."""
-    cluster = result.cluster
-    now = [(0.0, cluster.endpoints.index((spec.model, spec.region)), spec.state) for spec in cluster.instances]
-    for time_s, instance, endpoint, _, after in result.changes.tolist():
-        began_s, was, state = now[instance]
-        yield Spell(was, state, began_s, time_s)
-        now[instance] = (time_s, endpoint, State(after))
-    for began_s, endpoint, state in now:
-        yield Spell(endpoint, state, began_s, result.end_s)
-
-
 def hours_by_model(result: Result) -> dict[str, float]:
     """Return paid hours by the model that an instance had; the pools of one model count together."""
-    names = [model.removesuffix(SILO) for model, _ in result.cluster.endpoints]
-    hours = dict.fromkeys(names, 0.0)
-    for spell in spells(result):
-        hours[names[spell.endpoint]] += (spell.ended_s - spell.began_s) / 3600 * (spell.state not in UNPAID)
-    return hours
+    of = spells(result, result.end_s)
+    hours = (of.ended_s - of.began_s) / 3600 * ~np.isin(of.state, UNPAID)
+    by_model: dict[str, float] = {}
+    endpoints = result.cluster.endpoints
+    for (model, _), own in zip(endpoints, np.bincount(of.endpoint, hours, len(endpoints)).tolist(), strict=True):
+        name = model.removesuffix(SILO)
+        by_model[name] = by_model.get(name, 0.0) + own
+    return by_model

@@ -1,7 +1,7 @@
 """Demand drawn and forecast, and the capability of instances: the inputs that all strategies of an experiment share."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,7 +17,7 @@ from forecasting.workload.series import Series
 from scheduling.planning.advisor import Band, PlanInputs, PlanSettings, SimulatedPlanner
 from scheduling.planning.bursts import POISSON_CV, arrival_cv
 from scheduling.planning.capacity import Capability
-from scheduling.planning.places import Deployed, Endpoint, Fleet
+from scheduling.planning.places import Deployed, Fleet
 from scheduling.planning.simulated_capability import SIZES, simulated_capability
 from scheduling.queueing.promises import Promise
 from scheduling.scaling import EndpointView, PlansFor
@@ -131,46 +131,6 @@ class Expected:
     other: DemandMinutes
 
 
-def planner(
-    streams: Sequence[Endpoint],
-    expected: Expected,
-    plans_for: PlansFor,
-    capability: Mapping[str, Capability],
-    capacity: int,
-    usd_per_hour: float,
-    niw_share: float = 1.0,
-) -> SimulatedPlanner:
-    """Return the planner of a strategy that follows plans made for *plans_for*, each at its period.
-
-    Room is kept for *niw_share* of the other work of the past hour (beta): all of it where nothing holds that back.
-    Capability is by model; *capacity* is the number of machines of a region, lent out or not, all of one type. *streams*
-    are the rows of the forecasts.
-    """
-    units = dict.fromkeys(((region, MACHINE) for _, region in streams), capacity)
-    follows, settings = dict.fromkeys((model for model, _ in streams), plans_for), PlanSettings()
-    known = {(model, MACHINE): one for model, one in capability.items()}
-    shares = [niw_share] * len(streams)
-
-    def bands(at: int, now_s: float) -> tuple[Band, Band]:
-        prompt, output = (each.band(at, now_s) for each in (expected.prompt, expected.output))
-        return prompt, output
-
-    demand = ExpectedDemand(
-        streams, expected.prompt.window_s, bands, expected.interactive, expected.other, BEFORE_S, shares
-    )
-
-    def inputs_at(now_s: float, views: Sequence[EndpointView]) -> PlanInputs:
-        deployments = {
-            (view.model, view.region, MACHINE): Deployed(
-                view.instances, view.spot, view.min_instances, view.max_instances, 1, usd_per_hour
-            )
-            for view in views
-        }
-        return PlanInputs(demand.at(now_s, follows), Fleet(deployments, units), known, follows, settings)
-
-    return SimulatedPlanner(inputs_at, follows, settings)
-
-
 def measured_capability(
     engine: EngineConfig, clients: Sequence[Client], *, ttft_s: float = np.inf, seed: int = 0, **measuring: float
 ) -> Capability:
@@ -207,15 +167,36 @@ class Setting:
     def planner(
         self, plans_for: PlansFor, usd_per_hour: float, foreknown: bool = False, niw_share: float = 1.0
     ) -> SimulatedPlanner:
-        """Return the planner of a strategy that follows plans made for *plans_for*; *foreknown*: one that plans every
-        window for its actual demand; *niw_share* as in `planner`.
+        """Return the planner of a strategy that follows plans made for *plans_for*, each at its period; *foreknown*: one
+        that plans every window for its actual demand.
+
+        Room is kept for *niw_share* of the other work of the past hour (beta): all of it where nothing holds that back. A
+        region has as many machines for each model as the scene has instances, all of one type.
         """
-        expected = self.expected
+        expected, streams = self.expected, self.scene.streams
         if foreknown:
             plans_for, expected = PlansFor(period_s=WINDOW_S, horizon_s=WINDOW_S), self.foreknown
-        capacity = self.scene.instances * len(self.scene.models)
-        streams = self.scene.streams
-        return planner(streams, expected, plans_for, self.capability, capacity, usd_per_hour, niw_share)
+        capacity, models = self.scene.instances * len(self.scene.models), [model for model, _ in streams]
+        units = dict.fromkeys(((region, MACHINE) for _, region in streams), capacity)
+        follows, settings = dict.fromkeys(models, plans_for), PlanSettings()
+        known = {(model, MACHINE): one for model, one in self.capability.items()}
+
+        def bands(at: int, now_s: float) -> tuple[Band, Band]:
+            return expected.prompt.band(at, now_s), expected.output.band(at, now_s)
+
+        of, shares = (expected.interactive, expected.other), [niw_share] * len(streams)
+        demand = ExpectedDemand(streams, expected.prompt.window_s, bands, *of, BEFORE_S, shares)
+
+        def inputs_at(now_s: float, views: Sequence[EndpointView]) -> PlanInputs:
+            deployments = {
+                (view.model, view.region, MACHINE): Deployed(
+                    view.instances, view.spot, view.min_instances, view.max_instances, 1, usd_per_hour
+                )
+                for view in views
+            }
+            return PlanInputs(demand.at(now_s, follows), Fleet(deployments, units), known, follows, settings)
+
+        return SimulatedPlanner(inputs_at, follows, settings)
 
 
 def prepare(

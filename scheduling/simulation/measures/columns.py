@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.simulation.cluster.world import UNPAID, Outcome
-from scheduling.simulation.measures.results import kept, latency_s
+from scheduling.simulation.measures.results import kept, latency_s, spells
 from scheduling.simulation.result import Result
 
 Floats = NDArray[np.float64]
@@ -120,27 +120,10 @@ def over_time(result: Result, until_s: float) -> dict[str, Any]:
 
 def paid_s(result: Result, from_s: float, until_s: float) -> Floats:
     """Return the seconds from *from_s* until *until_s* for which each instance was paid."""
-    changes = result.changes
-    order = np.lexsort((np.arange(changes.size), changes["instance"]))
-    instance, time_s, before, after = (changes[order][name] for name in ("instance", "time_s", "before", "after"))
-    count = len(result.cluster.instances)
-    first = np.searchsorted(instance, np.arange(count))
-    changed = np.bincount(instance, minlength=count) > 0
-    state = result.state_s.argmax(axis=1)
-    state[changed] = before[first[changed]]
-    ends_s = np.full(count, np.inf)
-    ends_s[changed] = time_s[first[changed]]
-    # The segments of each state: those before the first change of an instance, then those that begin with one.
-    last = np.ones(instance.size, bool)
-    last[:-1] = instance[1:] != instance[:-1]
-    until_next_s = np.append(time_s[1:], np.inf)[: time_s.size]
-    until_next_s[last] = np.inf
-    owners = np.concatenate([np.arange(count), instance])
-    states = np.concatenate([state, after])
-    begins_s, ends_s = np.concatenate([np.zeros(count), time_s]), np.concatenate([ends_s, until_next_s])
-    lasts_s = np.clip(np.minimum(ends_s, until_s) - np.maximum(begins_s, from_s), 0.0, None)
-    paid = ~np.isin(states, UNPAID)
-    return np.bincount(owners, lasts_s * paid, count).astype(np.float64)
+    of = spells(result, np.inf)
+    lasts_s = np.clip(np.minimum(of.ended_s, until_s) - np.maximum(of.began_s, from_s), 0.0, None)
+    paid = ~np.isin(of.state, UNPAID)
+    return np.bincount(of.instance, lasts_s * paid, len(result.cluster.instances)).astype(np.float64)
 
 
 def _queue_peak(result: Result, counted: Counted) -> int | None:

@@ -14,7 +14,7 @@ Only requests that ended well count in them; those that did not are counted, and
 
 from collections.abc import Iterator, Sequence
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -136,6 +136,38 @@ def kept(result: Result, promises: Sequence[Promise]) -> tuple[npt.NDArray[np.bo
     return judged, met
 
 
+class Spells(NamedTuple):
+    """Times that instances spent in one state, by column."""
+
+    instance: npt.NDArray[np.int64]
+    endpoint: npt.NDArray[np.int64]
+    state: npt.NDArray[np.int64]
+    began_s: Floats
+    ended_s: Floats
+
+
+def spells(result: Result, end_s: float) -> Spells:
+    """Return the time in every state of every instance, the first ones first; the last ones end at *end_s*."""
+    cluster, changes, count = result.cluster, result.changes, len(result.cluster.instances)
+    owner = np.concatenate([np.arange(count), changes["instance"]])
+    order = np.argsort(owner, kind="stable")  # each instance's first spell, then those that begin with a change
+
+    def column(first: npt.ArrayLike, of_changes: str) -> npt.NDArray[Any]:
+        return np.concatenate([first, changes[of_changes]])[order]
+
+    own = [cluster.endpoints.index((spec.model, spec.region)) for spec in cluster.instances]
+    began_s, first = column(np.zeros(count), "time_s"), result.state_s.argmax(axis=1)
+    goes_on = np.append(np.diff(owner[order]) == 0, False)
+    state = np.where(goes_on, np.roll(column(first, "before"), -1), column(first, "after"))
+    ended_s = np.where(goes_on, np.roll(began_s, -1), end_s)
+    return Spells(owner[order], column(own, "endpoint"), state, began_s, ended_s)
+
+
+def paid_hours(result: Result) -> float:
+    """Return the instance-hours in states that are paid for."""
+    return float(np.delete(result.state_s, UNPAID, axis=1).sum()) / 3600
+
+
 def request_table(result: Result, tenants: Sequence[str]) -> Table:
     """Return by, group, measure, statistic, value: counts, latencies (s), attainment and throughput.
 
@@ -219,7 +251,7 @@ def hour_table(result: Result) -> Table:
     }
     on_demand = np.array([instance.usd_per_hour for instance in instances])
     spot = np.array([instance.spot_usd_per_hour for instance in instances])
-    ours = hours.sum(axis=1) - hours[:, UNPAID].sum(axis=1)
+    ours = np.delete(hours, UNPAID, axis=1).sum(axis=1)
     for by, labels in keys.items():
         for group in dict.fromkeys(labels):
             members = np.array([label == group for label in labels])
