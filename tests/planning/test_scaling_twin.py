@@ -27,7 +27,7 @@ from controlplane.planning.execution.loop import ScalingLoop
 from controlplane.planning.models import PolicyMode, ScalingMove
 from controlplane.tuning.selectors import tuned
 from scheduling.fleet.profile import Profile
-from scheduling.scaling import NO_STRATEGY, Floored, make_strategy
+from scheduling.scaling import NO_STRATEGY, make_strategy
 from scheduling.scaling.endpoint import GRACE_S
 from scheduling.simulation.cluster.description import Cluster, Delays, InstanceSpec
 from scheduling.simulation.cluster.world import State
@@ -270,7 +270,8 @@ def run(name: str, until_s: float, monkeypatch) -> list[tuple]:
     strategy = make_strategy(name, {"tick_s": LOOK_S if name == NO_STRATEGY else TICK_S})
     Model.objects.create(name=MODEL, weights_bytes=1, kv_bytes_per_token=1, context_tokens=2000)
     floor = replace(strategies.floor(tuned(MODEL)), period_s=LOOK_S)
-    control = Control(simulation, Floored(strategy, floor), bounds=Bounds(1, MAX), floor=floor)
+    keys = simulation.cluster.endpoints
+    control = Control(simulation, strategy, dict.fromkeys(keys, Bounds(1, MAX)), dict.fromkeys(keys, floor))
     live = Live(simulation, control, name, monkeypatch)
     log = []
 

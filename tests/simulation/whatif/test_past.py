@@ -44,11 +44,11 @@ def test_the_last_hour_by_the_region_of_the_callers(monkeypatch):
     assert (east.prompt[-1], east.output[-1], east.requests[-1]) == (660, 66, 4)
     assert (east.prompt[0], sum(east.prompt), sum(east.requests)) == (6, 666, 5)
     assert east.other[-6] == sum(east.other) == 1800
-    arrays = as_arrays(past, [("m", "west"), ("n", "west"), ("m", "east")])
-    assert arrays.prompt.shape == (3, MINUTES)
-    assert arrays.output[0, -8] == 2.0  # a second
-    assert not arrays.prompt[1].any()
-    assert arrays.other[2, -6] == 30.0
+    interactive, other = as_arrays(past, [("m", "west"), ("n", "west"), ("m", "east")])
+    assert interactive.prompt.shape == (3, MINUTES)
+    assert interactive.output[0, -8] == 2.0  # a second
+    assert not interactive.prompt[1].any()
+    assert other.prompt[2, -6] == 30.0
 
 
 def first_forecast(past, **forecast):
