@@ -9,7 +9,7 @@ from typing import cast
 
 from controlplane.dispatch import port
 from controlplane.dispatch.fleet import LiveFleet, system_prompt
-from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request
+from controlplane.dispatch.live_fleet.topology import Replica, Request
 from controlplane.dispatch.runs import ApplicationRuns
 from controlplane.dispatch.stages import Arrival, Stage
 from scheduling.applications.prewarming import LikelyCall
@@ -57,12 +57,3 @@ class LivePrewarming(Stage):
         if replica is not None and warming is not None and warming.prompt == record.prefix:
             restarted = replica.spec.state_changed_at != record.ready_at
             self.control.prompts.end(replica.slot, failed=bool(record.failure) or restarted)
-
-    def wakes(self, endpoint: Endpoint) -> LikelyCall | None:
-        """Return the call for which an instance of *endpoint* should wake now; None to let it sleep."""
-        return self.control.wakes(endpoint.index)
-
-    def woken(self, endpoint: Endpoint, call: LikelyCall) -> str:
-        """Record that an instance of *endpoint* is being woken for *call*; return why."""
-        self.control.woken(endpoint.index)
-        return f"Prewarming: {call.unit} will probably follow."

@@ -94,8 +94,6 @@ class LikelyCall(NamedTuple):
     """The likeliest of its units that need *target* next."""
     calls: int = 1
     """Calls of it at once: as many containers are needed."""
-    probability: float = 1.0
-    """Of the call, given what its run has done so far (p_s of equation 3)."""
 
 
 def due(likely: Iterable[LikelyCall], *kinds: str) -> list[LikelyCall]:
@@ -123,7 +121,7 @@ def likely_calls_of(
     if graph is None:
         return []
     least = min(1.0, k / run.weight)
-    starts: dict[Warmable, tuple[float, str, float]] = {}
+    starts: dict[Warmable, tuple[float, str]] = {}
     for before, unit, ends_in_s, there in _unfinished(run, graph, produced, now_s):
         outlook = graph.outlooks[unit]
         columns: dict[tuple[Warmable, float], list[int]] = {}
@@ -137,7 +135,7 @@ def likely_calls_of(
             probability = float(follows[may_be].mean()) if may_be.any() else 0.0
             start_s = start_in_s(np.sort(comes_s[follows]), probability, warm_s, least)
             if start_s is not None and (target not in starts or start_s < starts[target][0]):
-                starts[target] = start_s, outlook.next_units[of[0]], probability
+                starts[target] = start_s, outlook.next_units[of[0]]
     return [
         LikelyCall(
             target,
@@ -145,9 +143,8 @@ def likely_calls_of(
             run.number,
             unit,
             graph.outlooks[unit].parallelism if unit in graph.outlooks else 1,
-            probability,
         )
-        for target, (start_s, unit, probability) in starts.items()
+        for target, (start_s, unit) in starts.items()
     ]
 
 

@@ -195,10 +195,13 @@ class Prewarming:
             return None
         return next((call for call in self.due("model") if call.target.endpoint == endpoint), None)
 
-    def woken(self, endpoint: int) -> None:
-        """Record that an instance of *endpoint* is being woken."""
+    def early(self, endpoint: int) -> str:
+        """Return why an instance of *endpoint* is woken now, before its call; "" to let it sleep."""
+        if (call := self.wakes(endpoint)) is None:
+            return ""
         self._woken[endpoint] = Woken(self.fleet.now_s)
         self.counts["model"]["warmed"] += 1
+        return f"Prewarming: {call.unit} will probably follow."
 
     def _settle_models(self) -> None:
         """Count those that requests used, and give up those that sleep again, or are long awake."""

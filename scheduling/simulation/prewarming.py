@@ -57,9 +57,12 @@ class SimulatedPrewarming:
                 pool.warm(name, self._fleet.simulation.cluster.backends[kind].warm_s(name), now_s, count)
         for instance in list(self.control.prompts.warming):
             self._compute(world, self._runs, instance)
+        lives, groups = self._fleet.simulation.lives, world.lives.instances["swap_group"]
         for endpoint in self.control.sleeping:
-            if self.control.wakes(endpoint) and self._wake(world, endpoint):
-                self.control.woken(endpoint)
+            members = world.endpoints.members[slice(*world.endpoints.first[endpoint : endpoint + 2])].tolist()
+            asleep = [at for at in members if groups[at] < 0 and lives.state[at] == State.ASLEEP]
+            if asleep and self.control.early(endpoint):  # a swap wakes those on shared GPUs
+                lives.start(asleep[0])
 
     def _compute(self, world: World, runs: ReleasedCalls, instance: int) -> None:
         """Have *instance* compute the prompt that it warms, if it has memory for it."""
@@ -69,26 +72,6 @@ class SimulatedPrewarming:
             self.control.prompts.end(instance, failed=True)
         elif warm_prefix(world.engines, instance, world.engines.cache.hashes, first, last - first) >= 0:
             self.control.prompts.end(instance)
-
-    def _wake(self, world: World, endpoint: int) -> bool:
-        """Wake an instance of *endpoint*; return whether one wakes."""
-        lives = self._fleet.simulation.lives
-        for at in world.endpoints.members[slice(*world.endpoints.first[endpoint : endpoint + 2])].tolist():
-            group = int(world.lives.instances["swap_group"][at])
-            if group < 0 and lives.state[at] == State.ASLEEP:
-                return lives.start(at)
-            if group >= 0 and self._is_idle(world, group):
-                return lives.swap_to(at)
-        return False
-
-    def _is_idle(self, world: World, group: int) -> bool:
-        """Whether nothing runs on the GPUs of *group*, and nothing waits for any of its models."""
-        holder, groups = self._fleet.holder(group), world.lives.instances["swap_group"]
-        endpoints = np.unique(world.fleet.endpoint[groups == group])
-        if world.waiting.size[endpoints].any():
-            return False
-        state = self._fleet.simulation.lives.state
-        return holder < 0 or (state[holder] == State.READY and not world.fleet.running[holder])
 
     def counters(self) -> dict[str, int]:
         return {

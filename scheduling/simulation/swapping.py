@@ -20,7 +20,8 @@ class Swapping:
     """
 
     def __init__(self, simulation: Simulation) -> None:
-        self._swaps = Swaps(simulation.bound)
+        prewarming = simulation.prewarming
+        self._swaps = Swaps(simulation.bound, prewarming.control.early) if prewarming else Swaps(simulation.bound)
         self._share(simulation)
 
     def __call__(self, simulation: Simulation) -> None:

@@ -42,7 +42,7 @@ class Launcher:
         self.shares = [number for number, spec in enumerate(cluster.instances) if spec.sharing is not None]
         if self.shares:
             fleet.swap_groups = self.groups
-            self.swaps = Swaps(fleet.dispatcher.fleet)
+            self.swaps = Swaps(fleet.dispatcher.fleet, fleet.dispatcher.prewarming.control.early)
             fleet.on_tick.append(self._swap)
             fleet.apply()
         fleet.on_idle.append(self._settle)
@@ -141,15 +141,13 @@ class Launcher:
 
     def _wake(self) -> None:
         """Wake models whose calls probably follow."""
-        prewarming = self.fleet.dispatcher.prewarming
+        prewarming = self.fleet.dispatcher.prewarming.control
         for number, state in enumerate(self.states):
             spec = self.fleet.servers[number].spec
             endpoint = self.fleet.topology.endpoint(spec.model, spec.region)
-            if state == State.ASLEEP and number not in self.shares and endpoint is not None:
-                call = prewarming.wakes(endpoint)
-                if call is not None:
-                    prewarming.woken(endpoint, call)
-                    self.start(number)
+            alone = state == State.ASLEEP and number not in self.shares
+            if alone and endpoint is not None and prewarming.early(endpoint.index):
+                self.start(number)
 
     def groups(self) -> tuple[SwapGroupSpec, ...]:
         return (SwapGroupSpec("pair", tuple(map(self._member, self.shares)), self.target),)

@@ -372,11 +372,7 @@ class TestGateway:
         runs = ApplicationRuns(fleet, lambda endpoint: None)
         prewarming = LivePrewarming(fleet, runs)
 
-        def early(at: int) -> str:
-            endpoint = topology.endpoints[at]
-            return prewarming.woken(endpoint, call) if (call := prewarming.wakes(endpoint)) else ""
-
-        swaps_of = Swaps(fleet, early)
+        swaps_of = Swaps(fleet, prewarming.control.early)
         awake, target = (topology.endpoint(name, "us-east") for name in ("llama-3.1-8b", "model-b"))
         units = {name: Backend("llm", model) for name, model in (("plan", "llama-3.1-8b"), ("write", "model-b"))}
         record = RunRecord((Step("plan", -1, 10.0, 5.0), Step("write", 0, 10.0, 5.0)))

@@ -44,7 +44,7 @@ class LoopOverRows(ScalingLoop):
             observation.began_s = 0.0
         dispatcher = MagicMock(topology=observation.topology)
         dispatcher.reordering.evicted = []
-        dispatcher.prewarming.wakes.return_value = None
+        dispatcher.prewarming.control.early.return_value = ""
         super().__init__(
             dispatcher, observation, owns=owns, read_inventory=MagicMock(), job=SimpleNamespace(period_s=1.0)
         )

@@ -92,7 +92,7 @@ class ScalingLoop:
         self.dispatcher, self.topology, self.observation = dispatcher, dispatcher.topology, observation
         self.job = job
         self.rules: Rules | None = None  # None: not read yet
-        self.swaps = Swaps(dispatcher.fleet, self._likely)
+        self.swaps = Swaps(dispatcher.fleet, dispatcher.prewarming.control.early)
         self._owns, self._read_inventory = owns, read_inventory
         self._scaled: dict[str, Scaled] = {}
         self._writing: defaultdict[int, Writing] = defaultdict(Writing)
@@ -240,13 +240,7 @@ class ScalingLoop:
         sleeps = any(one.spec.state == InstanceState.SLEEPING and not one.spec.swap_group for one in seen.members)
         if view.ready or view.coming or not sleeps or endpoint.spec.shares_gpus:
             return ""
-        return self._likely(endpoint.index)
-
-    def _likely(self, endpoint: int) -> str:
-        """Return why to wake an instance of *endpoint* before a likely call; "" for no reason."""
-        prewarming, of = self.dispatcher.prewarming, self.topology.endpoints[endpoint]
-        call = prewarming.wakes(of)
-        return prewarming.woken(of, call) if call is not None else ""
+        return self.dispatcher.prewarming.control.early(endpoint.index)
 
     # Carry out
 

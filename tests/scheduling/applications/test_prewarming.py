@@ -89,7 +89,7 @@ def test_the_next_call_of_a_run_is_expected_by_its_graph():
     known.arrive(call(1, "plan"), 0.0)
     # 3 of 4 continue, and 2 of 3 have to come later: 1.5 s of prefill, 20 tokens, 2 s of another unit
     (likely,) = starts_of(known)
-    assert likely == LikelyCall(Warmable("adapter", 5, 0), pytest.approx(1.5 + 2.0 + 2.0 - 0.1), 0, "write", 1, 0.75)
+    assert likely == LikelyCall(Warmable("adapter", 5, 0), pytest.approx(1.5 + 2.0 + 2.0 - 0.1), 0, "write", 1)
     assert starts_of(known, lambda request: 15)[0].start_in_s == pytest.approx(0.5 + 2.0 - 0.1)
     assert starts_of(known, k=0.8) == []
     known.end(1, 20, 3.0)

@@ -120,7 +120,7 @@ def test_a_model_is_woken_once_for_likely_calls_until_one_has_used_it(asked_s, a
     control = prewarming_of(fleet, likely)
     control.sleeping = fleet.asleep
     assert control.wakes(0) is likely
-    control.woken(0)
+    assert control.early(0)
     fleet.asleep, fleet.now_s = {}, 2.0
     control.act()
     assert dict(control.counts["model"]) == {"warmed": 1, "used": 0, "wasted": 0}

@@ -68,5 +68,5 @@ def test_the_simulator_redeploys_the_one_that_the_rule_picks(lent, loads_s):
 @pytest.mark.parametrize(("pull_s", "loads_s"), [(None, 7200.0), (0.0, 600.0), (300.0, 900.0)])
 def test_a_new_machine_loads_by_where_its_weights_are(pull_s, loads_s):
     simulated = simulation(pull_s=pull_s)
-    simulated.start(3)
+    simulated.lives.start(3)
     assert becomes_ready_s(simulated, 3) == pytest.approx(20.0 + loads_s)
