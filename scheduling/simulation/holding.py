@@ -50,11 +50,10 @@ class HeldArrivals:
         self._next = 0
         self._scaled_s = np.full(len(cluster.endpoints), -np.inf)
         self._nearest = cluster.nearest()
-        self._models_held = models_held(cluster)
 
     def held_as(self, row: int, terms: ClassTerms) -> int:
         """Return `Requests.held` of a request that is degraded to *terms*."""
-        holds = self.fleet.models[self.fleet.requests.model[row]] in self._models_held
+        holds = self.holding.holds(self.fleet.models[self.fleet.requests.model[row]])
         return held_where_held(terms) & (~0 if holds else ~HELD)
 
     def hold(self, row: int, endpoint: int) -> None:

@@ -23,7 +23,7 @@ from scheduling.queueing.held_work import Release
 from scheduling.queueing.ordering import NO_DEADLINE_S, Standing, hold_s
 from scheduling.queueing.promises import ClassTerms, fallbacks
 from scheduling.queueing.running import Running
-from scheduling.queueing.swapping.sharing import Swap
+from scheduling.queueing.swapping.sharing import Swap, share_queues
 from scheduling.queueing.waiting_set import WaitingArrays
 from scheduling.queueing.waits.starting import SPREAD
 from scheduling.routing.models import RULES, ModelRule
@@ -41,6 +41,8 @@ from scheduling.simulation.workload.requests import Requests
 
 STARTS: Final = (State.STARTING, State.LOADING, State.RECLAIMING, State.WAKING)
 AT_REST: Final = (State.ASLEEP, State.EMPTY)
+AWAY: Final = (State.FAILED, State.SPOT, State.LOST)
+"""States from which no swap brings an instance up."""
 
 
 class Simulated(Protocol):
@@ -158,12 +160,15 @@ class SimulatedFleet:
             at = at[np.isin(sequences["request"][at], list(rows))]
         if at.size:
             these: Any = sequences[at]
-            engine: Any = engines.instances[these["instance"]]
-            iteration = engine["iteration"] + np.where(engine["phase"] == SEGMENT, engine["counted"], 0)
-            tokens = np.where(these["decoding"] != 0, iteration + these["offset"], these["produced_tokens"])
-            tokens = np.where(these["streaming"] != 0, tokens, 0)
-            produced.update(zip(these["request"].tolist(), tokens.tolist(), strict=True))
+            produced.update(zip(these["request"].tolist(), self._emitted(these).tolist(), strict=True))
         return produced.__getitem__
+
+    def _emitted(self, sequences: Any) -> NDArray[np.int64]:
+        """Return the output tokens so far of *sequences*, records of engines."""
+        engine: Any = self.simulation.world.engines.instances[sequences["instance"]]
+        iteration = engine["iteration"] + np.where(engine["phase"] == SEGMENT, engine["counted"], 0)
+        tokens = np.where(sequences["decoding"] != 0, iteration + sequences["offset"], sequences["produced_tokens"])
+        return np.where(sequences["streaming"] != 0, tokens, 0).astype(np.int64)
 
     def record_standing(self, rows: Sequence[int], standing: Standing) -> None:
         self.simulation.world.standings[rows] = standing[:5]
@@ -321,9 +326,6 @@ class SimulatedFleet:
         endpoints = world.fleet.endpoint[engines.sequences["instance"][sequences]]
         these: Any = engines.sequences[sequences[world.waiting.groups.limit[endpoints] > 0]]
         rows, instances = these["request"], these["instance"]
-        engine: Any = engines.instances[instances]
-        iteration = engine["iteration"] + np.where(engine["phase"] == SEGMENT, engine["counted"], 0)
-        produced = np.where(these["decoding"] != 0, iteration + these["offset"], these["produced_tokens"])
 
         def of_each(column: Any) -> Any:
             return column[rows] if column.size > 1 else np.repeat(column, rows.size)
@@ -343,7 +345,7 @@ class SimulatedFleet:
             allowed_s=allowed_s,
             priority=of_each(arrivals.priority).astype(np.int64),
             prompt_tokens=these["prompt_tokens"].astype(np.int64),
-            emitted_tokens=np.where(these["streaming"] != 0, produced, 0).astype(np.int64),
+            emitted_tokens=self._emitted(these),
             expected_tokens=these["expected_tokens"].astype(np.int64),
             evictions=world.outcomes["evictions"][rows].astype(np.int64),
             evictable=np.ones(rows.size, np.bool_),
@@ -381,6 +383,16 @@ class SimulatedFleet:
             if group >= 0:
                 groups.setdefault(group, []).append(instance)
         return groups
+
+    def share_queues(self) -> bool:
+        """Assign virtual queues to the instances that swaps can bring up; return whether any has another."""
+        arrays, states, sharing = self.waiting.groups, self.simulation.states, []
+        for members in self.sharing.values():
+            up = [instance for instance in members if states[instance] not in AWAY]
+            endpoints = [int(self.instances.endpoint[instance]) for instance in up]
+            if all(self.endpoints[one].policy.swap_by_queue and arrays.limit[one] > 0 for one in endpoints):
+                sharing.append({instance: self.swap_times(instance) for instance in up})
+        return bool(sharing) and share_queues(arrays, sharing)
 
     def swap_times(self, instance: int) -> Swap:
         """Return the time for *instance* to leave its GPUs, and to return from the tier of its weights."""

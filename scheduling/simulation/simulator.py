@@ -123,6 +123,7 @@ class Simulation:
 
     def _begin(self, state: Fork) -> None:
         self.make_room(state.slots)
+        self.bound.share_queues()
         place(self.world, state)
         if state.groups is not None and self.reordering is not None:
             self.reordered_s = state.state.swept_s
@@ -315,30 +316,30 @@ class Simulation:
 
     def scale_out(self, endpoint: int, count: int = 1) -> int:
         """Start adding *count* instances to *endpoint*, nearest source first; return how many were started."""
-        self._check_endpoint(endpoint)
-        begun = 0
-        while begun < count and self.lives.scale_out(endpoint):
-            begun += 1
+        begun = self._repeat(self.lives.scale_out, endpoint, count)
         self._run_state.scale_outs += begun
         self.control(endpoint)
         return begun
 
     def scale_in(self, endpoint: int, count: int = 1) -> int:
         """Drain the *count* least loaded instances of *endpoint* into spot; return how many there were."""
-        self._check_endpoint(endpoint)
-        begun = 0
-        while begun < count and self.lives.scale_in(endpoint):
-            begun += 1
+        begun = self._repeat(self.lives.scale_in, endpoint, count)
         self._run_state.scale_ins += begun
         return begun
 
     def cancel(self, endpoint: int, count: int = 1) -> int:
         """Cancel *count* starts of *endpoint*, those farthest from ready; return how many there were."""
-        self._check_endpoint(endpoint)
-        begun = 0
-        while begun < count and self.lives.cancel(endpoint):
-            begun += 1
+        begun = self._repeat(self.lives.cancel, endpoint, count)
         self._run_state.scale_ins += begun
+        return begun
+
+    def _repeat(self, change: Callable[[int], bool], endpoint: int, count: int) -> int:
+        """Make *change* at *endpoint* up to *count* times; return how often it was possible."""
+        if not 0 <= endpoint < len(self.cluster.endpoints):
+            raise ValueError(f"there is no endpoint {endpoint}; there are {len(self.cluster.endpoints)}")
+        begun = 0
+        while begun < count and change(endpoint):
+            begun += 1
         return begun
 
     def fail(self, instance: int, repair_s: float | None = None) -> int:
@@ -412,7 +413,6 @@ class Simulation:
 
     def redeploy(self, instance: int, endpoint: int, remote: bool = False) -> None:
         """Drain *instance*, then load the model of *endpoint*; *remote*: the weights come from remote storage."""
-        self._check_endpoint(endpoint)
         self._check_instance(instance, *BUSY, State.SPOT)
         if self.cluster.instances[instance].sharing is not None:
             raise ValueError(f"instance {instance} shares its GPUs: swap to another of its group")
@@ -453,10 +453,6 @@ class Simulation:
             held = np.concatenate([self.world.held, np.zeros_like(self.world.held)])
             affinity = self._grown_affinity(held.size)
             self._replace(waiting=grow_waiting(self.world.waiting, held.size), held=held, affinity=affinity)
-
-    def _check_endpoint(self, endpoint: int) -> None:
-        if not 0 <= endpoint < len(self.cluster.endpoints):
-            raise ValueError(f"there is no endpoint {endpoint}; there are {len(self.cluster.endpoints)}")
 
     def _check_instance(self, instance: int, *allowed: State) -> None:
         if not 0 <= instance < self.states.size:

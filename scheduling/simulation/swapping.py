@@ -1,15 +1,8 @@
 """Swaps in a simulation, each time the floor runs: `control.swaps` on its groups, which it carries out at once."""
 
-from typing import Final
-
 from scheduling.control.swaps import Swaps
-from scheduling.queueing.swapping.sharing import share_queues
 from scheduling.queueing.virtual_queues import reassign
-from scheduling.simulation.cluster.world import State
 from scheduling.simulation.simulator import Simulation
-
-AWAY: Final = (State.FAILED, State.SPOT, State.LOST)
-"""States from which no swap brings an instance up."""
 
 
 class Swapping:
@@ -30,12 +23,5 @@ class Swapping:
             simulation.lives.swap_to(instance)
 
     def _share(self, simulation: Simulation) -> None:
-        """Assign virtual queues to the instances that swaps can bring up."""
-        fleet, arrays, sharing = simulation.bound, simulation.waiting.groups, []
-        for members in fleet.sharing.values():
-            up = [instance for instance in members if simulation.states[instance] not in AWAY]
-            endpoints = [int(simulation.fleet.endpoint[instance]) for instance in up]
-            if all(fleet.endpoints[one].policy.swap_by_queue and arrays.limit[one] > 0 for one in endpoints):
-                sharing.append({instance: fleet.swap_times(instance) for instance in up})
-        if sharing and share_queues(arrays, sharing):
+        if simulation.bound.share_queues():
             reassign(simulation.fleet, simulation.endpoints, simulation.waiting)

@@ -132,19 +132,6 @@ class Cluster:
         """Return the names in order of their numbers."""
         return list(dict.fromkeys(spec.sharing.group for spec in self.instances if spec.sharing is not None))
 
-    def shared_queues(self, ordered: Container[EndpointKey]) -> dict[int, int]:
-        """Return the virtual queue of each instance, by `sharing.share_queues`; *ordered*: endpoints with groups."""
-        members: dict[str, list[int]] = {}
-        for slot, spec in enumerate(self.instances):
-            if spec.sharing is not None:
-                members.setdefault(spec.sharing.group, []).append(slot)
-        queues: dict[int, int] = {}
-        for slots in members.values():
-            keys = [(self.instances[slot].model, self.instances[slot].region) for slot in slots]
-            if all(key in ordered and self.policy(key).swap_by_queue for key in keys):
-                queues |= dict.fromkeys(slots, min(slots))
-        return queues
-
     def policy(self, key: EndpointKey) -> EndpointPolicy:
         return self.policies if isinstance(self.policies, EndpointPolicy) else self.policies[key]
 

@@ -450,7 +450,6 @@ class _Placing:
             arrays.mean_tokens[endpoint], arrays.mean_output[endpoint] = seen.mean_tokens, seen.mean_output
             if arrays.limit[endpoint]:  # a group that is full in the fleet is full here too, before the first sweep
                 arrays.limit[endpoint], arrays.token_s[endpoint] = seen.group_limit, seen.token_s
-        shared = fork.cluster.shared_queues({key for at, key in enumerate(keys) if arrays.limit[at]})
         place = 0
         for one in groups.groups:
             key = self.state.endpoints[one.endpoint].model, self.state.endpoints[one.endpoint].region
@@ -467,7 +466,7 @@ class _Placing:
                 arrays.open[this.endpoint, one.kind] = place
             pulls = fork.place_of.get(NONE if one.instance is None else one.instance, NONE)
             if pulls >= 0:
-                put_before(arrays, place, shared.get(pulls, pulls), NONE)
+                put_before(arrays, place, int(arrays.queue_of[pulls]), NONE)
             place += 1
         arrays.moment_s[0] = 0.0
         for at, (priority, due_ms) in enumerate(groups.classes):
