@@ -16,9 +16,7 @@ from scheduling.scaling.floor import (
     Floor,
     FloorAlone,
     Floored,
-    Floors,
     floor_moves,
-    floor_of,
     look_s,
 )
 from scheduling.scaling.pilothouse import Pilothouse
@@ -69,7 +67,6 @@ __all__ = [
     "Floor",
     "FloorAlone",
     "Floored",
-    "Floors",
     "Hybrid",
     "LongTermByUse",
     "LongTermByUseAndGap",
@@ -83,7 +80,6 @@ __all__ = [
     "Strategy",
     "Unified",
     "floor_moves",
-    "floor_of",
     "look_s",
     "make_strategy",
     "without_timers",

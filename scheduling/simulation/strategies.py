@@ -23,7 +23,6 @@ from scheduling.scaling import (
     Floored,
     Strategy,
     floor_moves,
-    floor_of,
     look_s,
 )
 from scheduling.scaling.endpoint import Move
@@ -131,7 +130,7 @@ class Control:
         self.strategy: Strategy = Floored(strategy, floor) if floor else strategy
         self._floor, self._next_tick_s = floor, -np.inf
         self._look_s = look_s(floor) if floor else np.inf
-        marks = [floor_of(floor, key) for key in cluster.endpoints] if floor else []
+        marks = [floor[key] for key in cluster.endpoints] if floor else []
         self._above = np.array([each.above for each in marks])
         self._cooldown_s = np.array([each.cooldown_s for each in marks])
         self._any_below_floor = direct(any_below_floor)
