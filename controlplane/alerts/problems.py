@@ -16,9 +16,10 @@ from controlplane.alerts.models import Alert
 from controlplane.batches.models import LATE
 from controlplane.batches.selectors import running
 from controlplane.fleet.attainment import level_of
+from controlplane.fleet.lifecycle.gpu_health import ACTOR
 from controlplane.fleet.lifecycle.restarts import CRASH_LOOP
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import Deployment, Instance, Region
+from controlplane.fleet.models import Deployment, Gpu, Instance, Region
 from controlplane.fleet.rollouts.selectors import failed
 from controlplane.jobs.parts import part_title
 from controlplane.jobs.record import job_title, trouble_of
@@ -38,7 +39,7 @@ class Problem(Struct, frozen=True):
     the alert itself knows it. *href* is written out: a process that serves no page need not load the URL configuration.
     """
 
-    kind: str  # instance, saturated, endpoint, queue, slo, errors, rollout, flapping, plan, batch, part, job
+    kind: str  # instance, gpu, saturated, endpoint, queue, slo, errors, rollout, flapping, plan, batch, part, job
     subject: str
     severity: str  # critical, warning
     title: str
@@ -110,7 +111,9 @@ def read_known(now: datetime) -> Known:
 
 
 def _of_rows(now: datetime, titles: Mapping[str, str]) -> Iterator[Problem]:
-    """Plans that wait, movers that work against each other, failed rollouts, and batches that may miss their deadline."""
+    """Plans that wait, movers that work against each other, failed GPUs and rollouts, and batches that may miss their
+    deadline.
+    """
     plans = ScalingPlan.objects.filter(status=PlanStatus.ADVICE, valid_until__gt=now).select_related("model")
     for plan in plans.order_by("pk"):
         model, href = plan.model.name, f"/scaling/plans/{plan.pk}/"
@@ -124,6 +127,8 @@ def _of_rows(now: datetime, titles: Mapping[str, str]) -> Iterator[Problem]:
         title = f"Scaling of {each.model} in {titles.get(each.region, each.region)} flaps"
         subject, count = f"{each.model} in {each.region}", float(each.reversals)
         yield Problem("flapping", subject, "warning", title, words, href, each.model, 0.6, value=count)
+    for gpu in Gpu.objects.filter(cordoned__startswith=ACTOR).select_related("node"):
+        yield Problem("gpu", str(gpu), "critical", f"{gpu} failed", f"cordoned by {gpu.cordoned}", "/places/", rank=0.7)
     for status in failed():
         if status.rollout is not None:
             model, region = status.deployment.model.name, status.deployment.region.name

@@ -7,9 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from workers.vllm import processes
+from workers.vllm.gpu_faults import address_of
 
 MIB = 2**20
 QUERY_LIMIT_S = 15.0
+GPU_QUERY = ("--query-gpu=index,pci.bus_id", "--format=csv,noheader")
 PROCESS_QUERY = ("--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
 
 
@@ -34,6 +36,16 @@ def gpu_memory_of(members: Mapping[int, object]) -> int | None:
     except HardwareError:
         return None
     return None if text is None else sum(size for process, size in parse_processes(text).items() if process in members)
+
+
+def gpu_addresses() -> dict[str, str]:
+    """Return the addresses on the bus (`gpu_faults.address_of`) of this machine's GPUs by number; none if unknown."""
+    try:
+        text = _nvidia_smi(GPU_QUERY) or ""
+    except HardwareError:
+        return {}
+    rows = (line.partition(",") for line in text.splitlines())
+    return {index.strip(): address for index, _, rest in rows if (address := address_of(rest))}
 
 
 def processes_of(leader: int) -> dict[int, int]:
