@@ -106,6 +106,7 @@ INSTANCES = Resource(
         Column("gpu_type", "GPU type", "deployment.gpu_type.name", type=str),
         Column("tensor_parallel", source="deployment.tensor_parallel", type=int),
         Column("node", source=lambda row: row.node.name if row.node else None, type=str | None),
+        Column("gpus", type=list[str]),
         Column("launcher", type=Launcher),
         Column("url"),
         Column("kv_events"),

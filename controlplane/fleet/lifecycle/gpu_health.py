@@ -27,9 +27,9 @@ def addresses(node: Node) -> dict[str, str]:
 @transaction.atomic
 def judge(instance: Instance, verdict: Verdict) -> bool:
     """Hold *verdict* on the end of the failed *instance* against its GPUs, once; return whether one is to blame."""
-    row = (
-        Instance.objects.select_for_update(of=("self",)).select_related("deployment__model", "node").get(pk=instance.pk)
-    )
+    list(Node.objects.select_for_update(no_key=True).filter(pk=instance.node_id))  # one judgement of a node at a time
+    rows = Instance.objects.select_for_update(of=("self",)).select_related("deployment__model", "node")
+    row = rows.get(pk=instance.pk)
     if not row.gpus or row.node is None or row.state not in ENDED:
         return False
     Instance.objects.filter(pk=row.pk).update(gpus=[])
