@@ -11,7 +11,11 @@ from controlplane.fleet import places, selectors, services
 from controlplane.fleet.lifecycle import gpu_health, restarts
 from controlplane.fleet.lifecycle.launching import process_spec
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import Deployment, Gpu, Instance, Launcher, Model
+from controlplane.fleet.models import Deployment, Gpu, Instance, Launcher, Model, Node
+from controlplane.planning.execution import executor
+from controlplane.planning.models import MoveSource
+from tests.fleet.test_hosts import launcher  # noqa: F401 (a fixture)
+from workers.tasks import fleet as tasks
 from workers.vllm.gpu_faults import Blame, Verdict, judge
 from workers.vllm.launcher import LaunchError, _free_gpus
 
@@ -147,3 +151,31 @@ def test_who_starts_again_before_anyone_has_judged_is_judged_then(fails, node):
     row, _ = fails("a", Verdict(Blame.OTHER))
     Instance.objects.filter(pk=row.pk).update(gpus=["0"], state=S.PROVISIONING)
     assert gpu_health.judge(row, judge(ECC, ["0"]))
+
+
+def test_the_start_that_a_gpu_failed_is_retried_on_another_node_at_once(
+    make_instance,
+    node,
+    deployment,
+    launcher,
+    tmp_path,
+    settings,  # noqa: F811
+):
+    """Its host judges the log, ends what is left and gives the instance free; the floor has no reason to wait."""
+    settings.HOST = "gpu-a"
+    Deployment.objects.update(tensor_parallel=1, gpu_memory_utilization=0.9, max_instances=1)
+    Node.objects.update(gpu_count=1)
+    other = Node.objects.create(name="node-2", region=node.region, gpu_type=node.gpu_type, gpu_count=1)
+    row = make_instance(state=S.LOADING, launcher=Launcher.PROCESS, node=node, host="gpu-a", gpus=["0"], failures=2)
+    services.move(row, S.FAILED, actor="gateway", reason="no answer")
+    launcher.records, launcher.is_alive = {row.name: "its record"}, False
+    (tmp_path / "log").write_text(f"Traceback (most recent call last):\n{ECC}\n")
+    launcher.log_file, launcher.is_gone = lambda name: tmp_path / "log", lambda name: True
+    place = deployment.model.name, deployment.region.name
+    why = executor.Why(MoveSource.FLOOR, "floor", "below its minimum", {})
+    with pytest.raises(executor.Refused):
+        executor.add(*place, why)  # a crash loop, for all that is known
+    assert tasks.end_failed() == 1
+    move = executor.add(*place, why)
+    row.refresh_from_db()
+    assert (move.instance, row.state, row.node, row.host) == (row.name, S.PROVISIONING, other, "")

@@ -76,7 +76,7 @@ def judge(log: str, gpus: Sequence[str], by_address: Mapping[str, str] | None = 
     if error:
         blame = blame_of(error) or Blame.OTHER
     else:
-        known = [blame for line in log.splitlines() if (blame := blame_of(line))]
+        known = [each for line in log.splitlines() if (each := blame_of(line))]
         blame = known[-1] if known else Blame.SUSPECT
     return Verdict(blame, tuple(gpus) if blame == Blame.SUSPECT else (), error or how or "it ended without a word")
 

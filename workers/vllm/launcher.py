@@ -128,7 +128,7 @@ class ProcessLauncher:
         async with self._lock(name):
             record = self._read(name)
             if record is not None and processes.runs(record):
-                return Launched(record.url, record.process_id, record.gpus)
+                return Launched(record.url, record.process_id, tuple(record.gpus))
             if record is not None:
                 await processes.end(record, 0.0)  # engine processes of a server that died
             async with self._lock(PLACES):
@@ -142,7 +142,7 @@ class ProcessLauncher:
                 started = processes.started_ticks(process_id)
                 record = Record(process_id, started, processes.boot_id(), _url(spec.host, port), gpus, mark)
                 self._pid_file(name).write_bytes(orjson.dumps(asdict(record)))
-        return Launched(record.url, record.process_id, record.gpus)
+        return Launched(record.url, record.process_id, tuple(record.gpus))
 
     async def stop(self, name: str, *, grace_s: float = 10.0) -> None:
         name = _checked(name)

@@ -1,7 +1,6 @@
 """Logs of servers started as processes: on the machine whose worker started the server, and read from any other.
 
-Another machine asks the agent of the instance's node, which answers by a Redis list of its own; without an agent that
-answers, the log says so.
+Another machine asks the agent of the instance's node, which answers by a Redis list; without an answer, the log says so.
 """
 
 import uuid
