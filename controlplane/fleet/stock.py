@@ -17,11 +17,11 @@ from msgspec import Struct
 from controlplane.accounts.models import User
 from controlplane.events.models import Severity
 from controlplane.events.services import record
-from controlplane.fleet.lifecycle import hosts
+from controlplane.fleet.lifecycle import engine_logs, hosts
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Adapter, Deployment, Gpu, Launcher, Node, Stock, StockState
 from controlplane.jobs.broker import send_task
-from workers.vllm import hardware, stock
+from workers.vllm import engine_log, hardware, stock
 
 REPORT_TASK = "workers.tasks.nodes.report_node"
 REPORT_EXPIRES_S = 5.0
@@ -70,13 +70,18 @@ def notify_agent(node: Node) -> bool:
 
 
 def report(node: Node) -> int:
-    """Compare the rows of *node* with this machine, which is that node; return the number of rows that changed."""
+    """Compare the rows of *node* with this machine, which is that node, and shorten the logs there; return the number of
+    rows that changed.
+    """
     changed = _report_gpus(node)
     wanted = {each.name: each for each in wanted_on(node)}
     node.stock.exclude(name__in=wanted).delete()
     for each in wanted.values():
         row, _ = Stock.objects.get_or_create(node=node, name=each.name, defaults={"source": each.source})
         changed += _report(row, each)
+    for instance in node.instances.filter(launcher=Launcher.PROCESS):
+        if (path := engine_logs.path_of(instance)) is not None:
+            engine_log.shorten(path)
     Node.objects.filter(pk=node.pk).update(reported_at=timezone.now())
     return changed
 

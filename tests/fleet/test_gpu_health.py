@@ -14,7 +14,7 @@ from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, Gpu, Instance, Launcher, Model, Node
 from controlplane.planning.execution import executor
 from controlplane.planning.models import MoveSource
-from tests.fleet.test_hosts import launcher  # noqa: F401 (a fixture)
+from tests.fleet.test_hosts import Started
 from workers.tasks import fleet as tasks
 from workers.vllm.gpu_faults import Blame, Verdict, judge
 from workers.vllm.launcher import LaunchError, _free_gpus
@@ -154,15 +154,11 @@ def test_who_starts_again_before_anyone_has_judged_is_judged_then(fails, node):
 
 
 def test_the_start_that_a_gpu_failed_is_retried_on_another_node_at_once(
-    make_instance,
-    node,
-    deployment,
-    launcher,
-    tmp_path,
-    settings,  # noqa: F811
+    make_instance, node, deployment, tmp_path, settings, monkeypatch
 ):
     """Its host judges the log, ends what is left and gives the instance free; the floor has no reason to wait."""
-    settings.HOST = "gpu-a"
+    settings.HOST, launcher = "gpu-a", Started()
+    monkeypatch.setattr(tasks, "launcher_for", lambda instance: launcher)
     Deployment.objects.update(tensor_parallel=1, gpu_memory_utilization=0.9, max_instances=1)
     Node.objects.update(gpu_count=1)
     other = Node.objects.create(name="node-2", region=node.region, gpu_type=node.gpu_type, gpu_count=1)

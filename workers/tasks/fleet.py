@@ -19,7 +19,7 @@ from django.utils import timezone
 from controlplane.events.models import Severity
 from controlplane.events.services import record
 from controlplane.fleet import places
-from controlplane.fleet.lifecycle import gpu_health, hosts
+from controlplane.fleet.lifecycle import engine_logs, gpu_health, hosts
 from controlplane.fleet.lifecycle.launching import launch_spec
 from controlplane.fleet.lifecycle.states import ActionError, InstanceState, check_move
 from controlplane.fleet.models import CommandState, CommandVerb, Instance, InstanceCommand, Launcher
@@ -115,6 +115,7 @@ def watch_loading(forward: bool = True) -> int:
     for instance in _of_this_host(loading.select_related("deployment__model", "node"), "watch-loading", forward):
         launcher = launcher_for(instance)
         if asyncio.run(launcher.alive(instance.name)):
+            engine_logs.note_phase(instance)
             continue
         reason, how = "the server ended while loading", ""
         if isinstance(launcher, ProcessLauncher):

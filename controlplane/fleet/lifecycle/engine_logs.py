@@ -71,6 +71,15 @@ def _read_here(instance: Instance, count: int) -> Log:
     return Log(str(path), engine_log.last_lines(path, count), error) if path else Log()
 
 
+def note_phase(instance: Instance) -> int:
+    """Note how far the start of *instance* has come, by its log on this machine; return 1 if that has changed, else 0."""
+    path = path_of(instance) if instance.state == InstanceState.LOADING else None
+    phase = engine_log.startup(engine_log.tail(path)) if path else ""
+    if phase == instance.startup:
+        return 0
+    return Instance.objects.filter(pk=instance.pk, state=instance.state).update(startup=phase)
+
+
 def root_error(instance: Instance) -> str:
     """Return the error in the log on this machine that ended the server of *instance*; "" if there is none."""
     path = path_of(instance)
