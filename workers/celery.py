@@ -96,8 +96,7 @@ def survive_the_loss_of_the_broker(**_: Any) -> None:
 def announce_nodes(**_: Any) -> None:
     """Have this worker, as the agent of each node on whose queue it listens, announce its host."""
     for queue in app.amqp.queues.consume_from:
-        kind, _, name = queue.partition(".")
-        if kind == "node" and name:
+        if name := queue.removeprefix("node.") if queue.startswith("node.") else "":
             app.send_task("workers.tasks.nodes.announce", args=(name,), queue=queue)
 
 

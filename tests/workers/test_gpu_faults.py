@@ -1,8 +1,11 @@
 """Last words of real servers (reports to vLLM and NVIDIA's projects), and who is to blame for each."""
 
+import subprocess
+
 import pytest
 
-from workers.vllm.gpu_faults import Blame, address_of, judge
+from workers.vllm import hardware
+from workers.vllm.gpu_faults import Blame, about, address_of, judge
 
 TRACE = "Traceback (most recent call last):\n"
 G, S, O = Blame.GPU, Blame.SUSPECT, Blame.OTHER  # noqa: E741
@@ -76,3 +79,19 @@ def test_what_a_person_or_the_kernel_killed_accuses_none() -> None:
     assert judge("", ["0"], how="killed (9), perhaps out of memory").blame == Blame.OTHER
     assert judge("", ["0"], how="ended by SIGSEGV (11)").blame == Blame.SUSPECT
     assert judge("RuntimeError: CUDA error", []).blame == Blame.OTHER  # on CPUs
+
+
+def test_what_the_driver_says_of_other_gpus_is_not_of_this_server() -> None:
+    messages = "".join(
+        f"NVRM: Xid (PCI:0000:{bus}:00): 79, GPU has fallen off the bus.\n" for bus in ("3b", "af", "d8")
+    )
+    addresses = {"0:3b:00": "0", "0:af:00": "1"}
+    assert about(messages, ["1"], addresses).splitlines() == messages.splitlines()[1:2]
+    assert about(messages, ["1"], {}) == ""
+
+
+def test_the_drivers_messages_since_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "[   12.5] NVRM: old\n[ 1843.308145] NVRM: Xid (PCI:0000:44:00): 79\n[ 1844.0] usb 1-1: new\n"
+    answer = subprocess.CompletedProcess([], 0, stdout=text)
+    monkeypatch.setattr(hardware.subprocess, "run", lambda *_, **__: answer)
+    assert hardware.driver_messages(100.0) == "NVRM: Xid (PCI:0000:44:00): 79\n"

@@ -27,7 +27,7 @@ from controlplane.fleet.rollouts import revisions
 from controlplane.fleet.services import advance_swaps, deliver, free_for_taker, move, notify
 from controlplane.jobs.broker import send_task
 from workers.celery import app
-from workers.vllm import engine_log, gpu_faults
+from workers.vllm import engine_log, gpu_faults, hardware, processes
 from workers.vllm.client import VllmClient, VllmError
 from workers.vllm.launcher import EmulatedLauncher, Launched, LaunchError, ProcessLauncher
 from workers.vllm.launcher import Launcher as ServerLauncher
@@ -165,8 +165,11 @@ def end_failed(forward: bool = True) -> int:
 def _judge_gpus(instance: Instance, launcher: ServerLauncher, how: str) -> None:
     """Judge the GPUs of the failed *instance* by the last words of its server, which ended as *how* says."""
     if instance.gpus and instance.node and isinstance(launcher, ProcessLauncher):
+        addresses, record = gpu_health.addresses(instance.node), launcher.record(instance.name)
         log = engine_log.tail(launcher.log_file(instance.name))
-        gpu_health.judge(instance, gpu_faults.judge(log, instance.gpus, gpu_health.addresses(instance.node), how))
+        if addresses and record is not None:  # what the driver has said since its start counts as its words
+            log += gpu_faults.about(hardware.driver_messages(processes.started_s(record)), instance.gpus, addresses)
+        gpu_health.judge(instance, gpu_faults.judge(log, instance.gpus, addresses, how))
 
 
 FORWARDED = {"watch-loading": watch_loading, "end-failed": end_failed}

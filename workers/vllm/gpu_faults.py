@@ -92,6 +92,11 @@ def address_of(text: str) -> str:
     return f"{int(found[1], 16):x}:{found[2]}:{found[3]}".lower() if found else ""
 
 
+def about(messages: str, gpus: Sequence[str], by_address: Mapping[str, str]) -> str:
+    """Return those lines of the driver's *messages* that name one of *gpus* by its address: others are of other servers."""
+    return "".join(f"{line}\n" for line in messages.splitlines() if by_address.get(address_of(line)) in gpus)
+
+
 def _named(line: str, gpus: Sequence[str], by_address: Mapping[str, str]) -> tuple[str, ...]:
     """Return the GPU that *line* names by its address on the bus, or by its rank among *gpus*; none if it names none."""
     if (name := by_address.get(address_of(line))) is not None:

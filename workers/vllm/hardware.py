@@ -1,5 +1,6 @@
 """Memory that the processes of a server use, on GPUs by `nvidia-smi`."""
 
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -46,6 +47,18 @@ def gpu_addresses() -> dict[str, str]:
         return {}
     rows = (line.partition(",") for line in text.splitlines())
     return {index.strip(): address for index, _, rest in rows if (address := address_of(rest))}
+
+
+def driver_messages(since_s: float) -> str:
+    """Return what the NVIDIA driver has written to the kernel's log from *since_s* (seconds after boot) on; "" where that
+    may not be read.
+    """
+    try:
+        done = subprocess.run(["dmesg"], capture_output=True, text=True, timeout=QUERY_LIMIT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    stamped = (re.match(r"\[ *([\d.]+)\] (NVRM: .*)", line) for line in done.stdout.splitlines())
+    return "".join(f"{found[2]}\n" for found in stamped if found and float(found[1]) >= since_s)
 
 
 def processes_of(leader: int) -> dict[int, int]:

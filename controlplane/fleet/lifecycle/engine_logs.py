@@ -72,7 +72,7 @@ def _read_here(instance: Instance, count: int) -> Log:
 
 
 def note_phase(instance: Instance) -> int:
-    """Note how far the start of *instance* has come, by its log on this machine; return 1 if that has changed, else 0."""
+    """Note the phase of the start of *instance*, by its log on this machine; return 1 if it has changed, else 0."""
     path = path_of(instance) if instance.state == InstanceState.LOADING else None
     phase = engine_log.startup(engine_log.tail(path)) if path else ""
     if phase == instance.startup:

@@ -27,7 +27,7 @@ def addresses(node: Node) -> dict[str, str]:
 @transaction.atomic
 def judge(instance: Instance, verdict: Verdict) -> bool:
     """Hold *verdict* on the end of the failed *instance* against its GPUs, once; return whether one is to blame."""
-    list(Node.objects.select_for_update(no_key=True).filter(pk=instance.node_id))  # one judgement of a node at a time
+    list(Node.objects.select_for_update(no_key=True).filter(pk__in=[instance.node_id]))  # one judgement at a time
     rows = Instance.objects.select_for_update(of=("self",)).select_related("deployment__model", "node")
     row = rows.get(pk=instance.pk)
     if not row.gpus or row.node is None or row.state not in ENDED:

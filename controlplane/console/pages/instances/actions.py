@@ -9,7 +9,7 @@ from django.views.decorators.http import require_safe
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role
 from controlplane.console.actions import ActionForm, action
-from controlplane.console.lists import list_page, viewer_of
+from controlplane.console.lists import list_page
 from controlplane.fleet import selectors
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Deployment, Region
@@ -31,7 +31,7 @@ def places(request: HttpRequest) -> HttpResponseBase:
         short=[(row, most) for row in deployments if (most := allowed[row.pk][1]) < row.min_instances],
         regions=Region.objects.filter(active=True),
         region_columns=REGIONS.named(*REGIONS.page),
-        gpus=GPUS.rows(viewer_of(request)).exclude(cordoned="", failed_starts={}),
+        gpus=selectors.failed_gpus(),
         gpu_columns=GPUS.named(*GPUS.page),
     )
 
