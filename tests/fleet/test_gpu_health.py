@@ -9,7 +9,7 @@ from controlplane.alerts.problems import find, read_known
 from controlplane.events.models import Event, Severity
 from controlplane.fleet import places, selectors, services
 from controlplane.fleet.lifecycle import gpu_health, restarts
-from controlplane.fleet.lifecycle.launching import process_spec
+from controlplane.fleet.lifecycle.launching import start_spec
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, Gpu, Instance, Launcher, Model, Node
 from controlplane.planning.execution import executor
@@ -106,14 +106,14 @@ class TestACordonedGpu:
         assert selectors.nodes().get().gpus_cordoned == 1
 
     def test_is_given_to_no_start(self, gpu, node):
-        spec = process_spec(self.failed.deployment, self.failed)
+        spec = start_spec(self.failed)
         assert (spec.cordoned_gpus, _free_gpus(spec, set())) == (("0",), ("1",))
         with pytest.raises(LaunchError, match="1 cordoned"):
             _free_gpus(spec, {"1"})
 
     def test_a_suspect_one_is_given_last(self, gpu, node):
         Gpu.objects.update(cordoned="")
-        assert _free_gpus(process_spec(self.failed.deployment, self.failed), set()) == ("1",)
+        assert _free_gpus(start_spec(self.failed), set()) == ("1",)
 
     def test_leaves_its_instance_to_other_nodes_where_there_is_no_other_gpu(self, gpu, node, make_instance):
         other = self.failed.deployment

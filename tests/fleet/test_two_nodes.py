@@ -145,9 +145,12 @@ def test_two_nodes(agents, make_instance, node, deployment, operator):
     make_instance(state=S.STOPPED, launcher=Launcher.PROCESS, node=there)
 
     # Weights are pulled where they are asked for, and there alone.
-    Node.objects.update(reported_at=None)
-    nodes.report_nodes()
-    until(lambda: Stock.objects.filter(state=StockState.MISSING).count() == 2)
+    def listed():
+        Node.objects.update(reported_at=None)  # the report of an agent that announces itself is too early
+        nodes.report_nodes()
+        return Stock.objects.filter(state=StockState.MISSING).count() == 2
+
+    until(listed)
     stock.pull(Stock.objects.get(node=node), operator, "before the release")
 
     def pulled():

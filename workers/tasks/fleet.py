@@ -20,7 +20,7 @@ from controlplane.events.models import Severity
 from controlplane.events.services import record
 from controlplane.fleet import places
 from controlplane.fleet.lifecycle import engine_logs, gpu_health, hosts
-from controlplane.fleet.lifecycle.launching import launch_spec
+from controlplane.fleet.lifecycle.launching import start_spec
 from controlplane.fleet.lifecycle.states import ActionError, InstanceState, check_move
 from controlplane.fleet.models import CommandState, CommandVerb, Instance, InstanceCommand, Launcher
 from controlplane.fleet.rollouts import revisions
@@ -242,7 +242,7 @@ def _start(instance: Instance, command: InstanceCommand) -> None:
         _judge_gpus(instance, launcher, how)  # if nobody has, the next start overwrites its log
         if how:
             _say_ended(instance, how, "what is left of it is ended before the next start")
-    spec = launch_spec(instance)
+    spec = start_spec(instance)
 
     async def start() -> Launched:
         deadline = time.monotonic() + (EMULATOR_PATIENCE_S if instance.launcher == Launcher.EMULATED else 0.0)

@@ -4,12 +4,13 @@ import logging
 from datetime import timedelta
 
 from django.conf import settings
+from django.db.models import Q
 from django.utils import timezone
 
 from controlplane.events.services import record
 from controlplane.fleet import stock
 from controlplane.fleet.lifecycle import engine_logs, hosts
-from controlplane.fleet.models import Instance, Node, StockState
+from controlplane.fleet.models import Instance, Launcher, Node, StockState
 from workers.celery import app
 
 logger = logging.getLogger(__name__)
@@ -23,13 +24,14 @@ def report_nodes() -> int:
     """
     changed = 0
     late = timezone.now() - REPORT_EVERY
-    for node in Node.objects.filter(active=True).select_related("region", "gpu_type"):
-        if node.reported_at and node.reported_at > late and not node.stock.filter(state=StockState.PULLING).exists():
-            continue
-        if node.host and node.host != settings.HOST:
-            stock.notify_agent(node)
-        elif hosts.acts_for(node) and (node.host or any(stock.wanted_on(node))):
+    theirs = ~Q(host="") | Q(instances__launcher=Launcher.PROCESS)
+    due = Q(reported_at=None) | Q(reported_at__lt=late) | Q(stock__state=StockState.PULLING)
+    nodes = Node.objects.filter(theirs, due, active=True).distinct()
+    for node in nodes.select_related("region", "gpu_type"):
+        if hosts.acts_for(node):
             changed += stock.report(node)
+        elif node.host:
+            stock.notify_agent(node)
     return changed
 
 

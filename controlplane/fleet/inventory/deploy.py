@@ -435,5 +435,5 @@ def gpus_by_place() -> list[tuple[str, str, int, int]]:
         row = rows.setdefault((node.region.title, node.gpu_type.title), [0, 0])
         usable = node.gpu_count - cast(Any, node).gpus_cordoned
         row[0] += usable
-        row[1] += min(usable, node.free_gpus())
+        row[1] += node.free_gpus() if usable < node.gpu_count else usable - cast(Any, node).gpus_used
     return [(region, gpu_type, gpus, free) for (region, gpu_type), (gpus, free) in sorted(rows.items())]

@@ -51,6 +51,16 @@ def launch_spec(instance: Instance, profile: PerformanceProfile | None = None) -
     )
 
 
+def start_spec(instance: Instance) -> LaunchSpec:
+    """Return the launch specification of *instance* for its start now: with what is known of the GPUs of its node."""
+    known = list(instance.node.gpus.all()) if instance.node else []
+    gpus = {
+        "cordoned_gpus": tuple(gpu.name for gpu in known if gpu.cordoned),
+        "suspect_gpus": tuple(gpu.name for gpu in known if gpu.failed_starts),
+    }
+    return launch_spec(instance).model_copy(update=gpus)
+
+
 def _common(deployment: Deployment, instance: Instance | None) -> dict[str, Any]:
     publishes = deployment.policy().follow_kv_events
     return {
@@ -72,7 +82,6 @@ def _common(deployment: Deployment, instance: Instance | None) -> dict[str, Any]
 def process_spec(deployment: Deployment, instance: Instance | None = None) -> LaunchSpec:
     """Return the command that the process launcher runs for *instance*."""
     node = instance.node if instance else None
-    known = list(node.gpus.all()) if node else []
     on_cpu = deployment.gpu_type.device == Device.CPU
     shares = instance is not None and instance.swap_group_id is not None
     return LaunchSpec(
@@ -81,8 +90,6 @@ def process_spec(deployment: Deployment, instance: Instance | None = None) -> La
         source=deployment.model.source,
         host=node.address if node else "127.0.0.1",
         gpus=node.gpu_count if node and not on_cpu else 0,
-        cordoned_gpus=tuple(gpu.name for gpu in known if gpu.cordoned),
-        suspect_gpus=tuple(gpu.name for gpu in known if gpu.failed_starts),
         shares_gpus_with=_sharing(instance) if instance else (),
         sleep_mode=shares and not on_cpu,  # vLLM refuses it on CPUs
         gpu_memory_utilization=deployment.gpu_memory_utilization,
