@@ -112,7 +112,7 @@ NODES = Resource(
     least=Role.VIEWER,
     parent=("console:instances", "Instances"),
     columns=(
-        Column("name", "Node", draw="id", sorts=True),
+        Column("name", "Node", draw="console/instances/node_cell.html", sorts=True),
         Column("region", "Region", "region.name", type=str),
         Column("region_title", label="Region", source="region.title", rest=False),
         Column("gpu_type", "GPU type", "gpu_type.name", type=str),
@@ -180,7 +180,7 @@ STOCK = Resource(
     ),
     filters=(
         search_in("name", "source", control=Search("q", "Search by name or source")),
-        Filter("node", "node__name"),
+        Filter("node", "node__name", control=Hidden("node", length=63)),
         of_choice("state", StockState, "states"),
     ),
     page=("name", "node", "source", "state", "bytes", "changed_at", "error"),

@@ -144,9 +144,12 @@ class TestAPull:
         with pytest.raises(ActionError, match="copy it to node-1"):
             stock.pull(row, operator, "release")
 
-    def test_is_offered_on_the_page(self, row, client, operator):
+    def test_is_offered_on_the_page_of_its_node(self, row, client, operator):
         client.force_login(operator)
-        assert f"/operations/stock/{row.pk}/pull/" in client.get("/stock/").content.decode()
+        Node.objects.update(host="gpu-a")
+        assert "/stock/?node=node-1" in client.get("/places/").content.decode()
+        assert f"/operations/stock/{row.pk}/pull/" in client.get("/stock/?node=node-1").content.decode()
+        assert f"/operations/stock/{row.pk}/pull/" not in client.get("/stock/?node=node-2").content.decode()
 
 
 class TestAnAgent:
