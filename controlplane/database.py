@@ -30,7 +30,7 @@ def probe_write() -> None:
 
 
 def renew_read_only(connection: BaseDatabaseWrapper, **_: Any) -> None:
-    """Have the process's sessions of PostgreSQL replaced when one is read-only: it may stay so though the server no longer is.
+    """Have the process's sessions of PostgreSQL replaced when one is read-only, which may outlast the server's being so.
 
     A receiver of `connection_created`.
     """

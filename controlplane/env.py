@@ -183,10 +183,11 @@ def _postgresql(url: str) -> dict[str, Any]:
     from psycopg import ProgrammingError
     from psycopg.conninfo import conninfo_to_dict
 
-    query = dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
+    address, _, text = url.partition("?")
+    query = dict(parse_qsl(text, keep_blank_values=True))
     pgbouncer = query.pop("pgbouncer", "false") in {"true", "1"}
     try:
-        given = conninfo_to_dict(urlsplit(url)._replace(query=urlencode(query)).geturl())
+        given = conninfo_to_dict(f"{address}?{urlencode(query)}")  # as libpq reads it
     except ProgrammingError as error:
         raise ImproperlyConfigured(f"DATABASE_URL: {str(error).strip()}") from None
     names = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}

@@ -28,6 +28,29 @@ ANSWER = """
     output = batch.output_file.content.read().decode()
     answer = {"usage": batch.to_dict()["usage"], "output": output}
 """
+READ_ONLY = """
+    from django.db import InternalError, connection
+    from controlplane.database import probe_write
+    def alter(what):
+        with connection.cursor() as cursor:
+            cursor.execute(f"BEGIN READ WRITE; ALTER DATABASE postgres {what}; COMMIT")
+        connection.close()
+    def writes():
+        try:
+            probe_write()
+        except InternalError:
+            return False
+        finally:
+            connection.close()
+        return True
+    answer = [writes()]
+    alter("SET default_transaction_read_only = on")
+    connection.pool.drain()
+    answer.append(writes())  # in a session from then
+    connection.ensure_connection()
+    alter("RESET default_transaction_read_only")
+    answer += [writes(), writes()]
+"""
 
 
 @pytest.fixture
@@ -103,7 +126,9 @@ def test_all_works_through_pgbouncer(tmp_path, redis_url):
         try:
             port, batch = start(stack)
             with Asking(port) as asking:
-                until(lambda: stack.one(f"SELECT status FROM batches_batch WHERE id = {batch}")[0] != "in_progress", 120)
+                until(
+                    lambda: stack.one(f"SELECT status FROM batches_batch WHERE id = {batch}")[0] != "in_progress", 120
+                )
             assert set(asking.statuses) == {200}, asking.statuses
             settle(stack, port, batch, asking.statuses[200])
             assert status(port, "/api/usage?format=csv") == 200
@@ -139,3 +164,15 @@ def test_a_failover_loses_nothing(tmp_path, redis_url):
             assert stack.one("SELECT epoch FROM fleet_owner") == (1,), "it owned all the time"
         finally:
             stack.stop()
+
+
+def test_a_read_only_session_is_replaced_once_it_has_refused(tmp_path):
+    """As after a full disk, when a service has set the database read-only and back again."""
+    with server() as only:
+        stack = Stack(tmp_path, only.url, "redis://127.0.0.1:1/0")
+        try:
+            stack.manage("migrate", "--verbosity", "0")
+            before, during, *after = stack.shell(READ_ONLY)
+        finally:
+            stack.stop()
+    assert (before, during, after[-1]) == (True, False, True)

@@ -57,7 +57,9 @@ def test_what_they_refer_to_is_there():
         elif "selector" in item.get("spec", {}):
             assert item["spec"]["selector"]["matchLabels"] == item["spec"]["template"]["metadata"]["labels"]
     for pod in PODS.values():
-        own = {volume["name"]: volume["persistentVolumeClaim"]["claimName"] for volume in pod["spec"].get("volumes", ())}
+        own = {
+            volume["name"]: volume["persistentVolumeClaim"]["claimName"] for volume in pod["spec"].get("volumes", ())
+        }
         assert set(own.values()) <= claims
     assert {"state"} == {mount["name"] for name in OURS for mount in CONTAINERS[name]["volumeMounts"]}
 
@@ -112,15 +114,20 @@ def test_its_commands_run_on_postgresql_and_a_redis_with_a_private_ca(tmp_path):
             return [word.replace("--port=8000", f"--port={port}") for word in replaced]
 
         def get(path: str) -> Any:
-            request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers={"Authorization": f"Bearer {key}"})
+            request = urllib.request.Request(
+                f"http://127.0.0.1:{port}{path}", headers={"Authorization": f"Bearer {key}"}
+            )
             with urllib.request.urlopen(request, timeout=10) as response:
                 return json.load(response)
 
         try:
             shell, option, script = words("prepare")
             script = script.replace("python", sys.executable)
-            subprocess.run([shell, option, script], cwd=ROOT, env=stack.environment, check=True, stdout=subprocess.DEVNULL)
+            subprocess.run(
+                [shell, option, script], cwd=ROOT, env=stack.environment, check=True, stdout=subprocess.DEVNULL
+            )
             batch = stack.shell(ROWS, url=stack.emulator(), lines=20)
+            stack.one("UPDATE accounts_tenant SET operates_fleet = true RETURNING name")
             key = stack.manage("create_key", "acme", "--role", "operator").strip()
             for part in ("celery", "beat", "web"):
                 stack.start(*words(part))
