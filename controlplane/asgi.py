@@ -11,6 +11,7 @@
 
 import asyncio
 import copy
+import dataclasses
 import os
 import re
 import signal
@@ -200,7 +201,7 @@ def on_stop(call: Callable[[], None]) -> None:
 def feeder_of(gateway: Gateway) -> Feeder:
     """What answers batches by *gateway*, outside of its tenants' limits."""
     completions = copy.copy(gateway.http.completions)
-    completions.limits = Limits()
+    completions.admission = dataclasses.replace(completions.admission, limits=Limits())
     return Feeder(
         completions,
         ledger=gateway.ledger,

@@ -1,11 +1,9 @@
 """What five flows visit, on a small fleet: `python -m tests.flows [name ...]`; with names also where they go.
 
-`take` is a request that is queued, placed and finished; `length` a prompt that no cache knows; `what_if` the work of both
-futures of a seed, one with another policy. Each runs twice before, for imports, kernels and caches, then once more under
-`sys.setprofile`. Counted are the project's own functions (a kernel called from Python is none; a lambda belongs
-to the function around it) in the order of their first call, so that loops count once. A *stay* is a run of functions in
-one module, a *return* a stay in a module that was left before: stays = modules + returns. A *climb* is a call of a higher
-layer than the caller's (libraries, then apps as in `tests.lint.layers`).
+Each runs twice before, for imports, kernels and caches, then once more under `sys.setprofile`. Counted are the project's
+own functions (a kernel called from Python is none; a lambda belongs to the function around it) in the order of their first
+call, so that loops count once. A *stay* is a run of functions in one module, a *return* a stay in a module that was left
+before: stays = modules + returns. A *climb* is a call of a higher layer (libraries, then apps as in `tests.lint.layers`).
 """
 
 import asyncio
@@ -13,7 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import count, groupby
 from pathlib import Path
@@ -37,9 +35,8 @@ def visited(run: Callable[[], object]) -> list[tuple[str, str, bool]]:
     visits: dict[object, tuple[str, str, bool]] = {}
 
     def module(frame: Any) -> str:
-        name = str(frame.f_globals.get("__name__"))
-        own = frame.f_code.co_filename.startswith(ROOT) and name.startswith(PACKAGES)
-        return name if own and name not in TOOLS else ""
+        name, here = str(frame.f_globals.get("__name__")), frame.f_code.co_filename.startswith(ROOT)
+        return name if here and name.startswith(PACKAGES) and name not in TOOLS else ""
 
     def note(frame: Any, event: str, _: Any) -> None:
         code, caller = frame.f_code, frame.f_back
@@ -67,20 +64,19 @@ def simulate() -> Callable[[], object]:
 
 
 def make_plans() -> Callable[[], object]:
-    from django.utils import timezone
-
     from controlplane.gateway.models import MinuteRow
     from controlplane.planning.forecasts.services import make_forecasts
     from controlplane.planning.models import ScalingPolicy
     from controlplane.planning.plans.services import make_plans
     from tests.inventory import Inventory
 
-    inventory, now = Inventory(), timezone.now().replace(second=40, microsecond=0)
+    inventory, now = Inventory(), datetime.now(UTC).replace(second=40, microsecond=0)
     inventory.make_instance(node=inventory.node)
-    own = {"model": inventory.language_model.name, "region": "us-east", "slo_class": inventory.slo_class.name}
-    own |= {"requests": 9, "prompt_tokens": 60_000, "output_tokens": 9_000}
-    minutes = [now - timedelta(minutes=ago, seconds=40) for ago in range(1, 41)]
-    MinuteRow.objects.bulk_create(MinuteRow(minute=minute, **own) for minute in minutes)
+    one = MinuteRow(model=inventory.language_model.name, region="us-east", requests=9)
+    one.slo_class, one.prompt_tokens, one.output_tokens = inventory.slo_class.name, 60_000, 9_000
+    for ago in range(1, 41):
+        one.pk, one.minute = None, now - timedelta(minutes=ago, seconds=40)
+        one.save()
     make_forecasts(now)
     ScalingPolicy.objects.create(model=inventory.language_model, strategy="pilothouse")
     return partial(make_plans, now)

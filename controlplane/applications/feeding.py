@@ -13,10 +13,10 @@ from django.utils import timezone
 from controlplane.applications.models import Application, ApplicationRun, RunOutcome, UnitReport
 from controlplane.applications.selectors import known_graph
 from controlplane.applications.services import IDLE, MAX_CALLS, SESSION_IDLE, calls_of
-from controlplane.dispatch.runs import MAX_OPENED, MAX_UNIT_S, ApplicationRuns, EndedCall, RunReport
+from controlplane.dispatch.runs import MAX_OPENED, MAX_UNIT_S, ApplicationRuns, RunReport
 from controlplane.gateway.models import LedgerRow, Outcome
 from scheduling.applications.recording import SESSION_UNITS
-from scheduling.applications.standings import KnownGraph
+from scheduling.applications.standings import KnownGraph, PastCall
 
 PERIOD_S: Final = 5.0
 LEARN_AGAIN_S: Final = 60.0
@@ -104,7 +104,7 @@ def _key(run: ApplicationRun) -> RunKey:
     return run.application.tenant_id, run.application.name, run.run
 
 
-def _in_progress(now: datetime) -> tuple[list[RunReport], dict[tuple[tuple[int, str], str], list[EndedCall]]]:
+def _in_progress(now: datetime) -> tuple[list[RunReport], dict[tuple[tuple[int, str], str], list[PastCall]]]:
     return reports_in_progress(now), calls_in_progress(now)
 
 
@@ -134,7 +134,7 @@ def _units(now: datetime) -> QuerySet[UnitReport]:
     return rows.exclude(given_up).select_related("run__application")
 
 
-def calls_in_progress(now: datetime) -> dict[tuple[tuple[int, str], str], list[EndedCall]]:
+def calls_in_progress(now: datetime) -> dict[tuple[tuple[int, str], str], list[PastCall]]:
     """Return the ended calls and reported units of runs that are not idle yet, by ((tenant id, application), run)."""
     latest = LedgerRow.objects.filter(arrived_at__gt=now - RESUMED).order_by("-pk")[:MAX_ROWS]
     heard: dict[RunKey, datetime] = {}
@@ -145,25 +145,25 @@ def calls_in_progress(now: datetime) -> dict[tuple[tuple[int, str], str], list[E
             heard[key] = max(heard.get(key, row.arrived_at), row.ended_at or row.arrived_at)
             if row.unit in SESSION_UNITS:
                 sessions.add(key)
-    units: dict[RunKey, list[EndedCall]] = defaultdict(list)
+    units: dict[RunKey, list[PastCall]] = defaultdict(list)
     for unit in _units(now).order_by("-began_at")[:MAX_ROWS]:
         key = _key(unit.run)
         heard[key] = max(heard.get(key, unit.began_at), unit.ended_at or now)
         if unit.ended_at is not None:
             began_s, ended_s = ((now - at).total_seconds() for at in (unit.began_at, unit.ended_at))
-            units[key].append(EndedCall("", "", unit.unit, began_s, ended_s, 0, unit.duration_s))
+            units[key].append(PastCall(unit.unit, began_s, ended_s, 0, unit.duration_s))
     active = sorted(
         (key for key, at in heard.items() if now - at < (SESSION_IDLE if key in sessions else IDLE)),
         key=lambda key: heard[key],
         reverse=True,
     )
-    ended: dict[tuple[tuple[int, str], str], list[EndedCall]] = defaultdict(list)
+    ended: dict[tuple[tuple[int, str], str], list[PastCall]] = defaultdict(list)
     for tenant_id, application, run in active[:MAX_RESUMED]:
         for row in calls_of(tenant_id, application, run).order_by("-arrived_at")[:MAX_CALLS]:
             began_s, ended_s = ((now - at).total_seconds() for at in (row.arrived_at, row.ended_at or row.arrived_at))
             output = row.output_tokens if row.outcome == Outcome.DONE else None
             own = row.own_region or row.region
-            call = EndedCall(row.model, own, row.unit, began_s, ended_s, row.prompt_tokens, output)
+            call = PastCall(row.unit, began_s, ended_s, row.prompt_tokens, output, model=row.model, region=own)
             ended[(tenant_id, application), run].append(call)
         ended[(tenant_id, application), run] += units[tenant_id, application, run]
     return dict(ended)

@@ -16,7 +16,7 @@ from channels.db import database_sync_to_async
 
 from controlplane.applications.models import BackendKind, UnitBackend
 from controlplane.background import spawn
-from controlplane.dispatch.prewarming import Prewarming
+from controlplane.dispatch.prewarming import LivePrewarming
 from controlplane.events.models import Severity
 from controlplane.events.services import record
 from controlplane.webhooks import call, pause_s
@@ -51,7 +51,7 @@ class Warmth:
 class UnitWarming:
     """Sends platforms what *prewarming* decides while this process *owns* the queues; it ticks every `PERIOD_S`."""
 
-    def __init__(self, prewarming: Prewarming, owns: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, prewarming: LivePrewarming, owns: Callable[[], bool] = lambda: True) -> None:
         self.prewarming, self.owns = prewarming, owns
         self.known: dict[str, Warmth] = {}
         self._ticks = 0
@@ -69,9 +69,9 @@ class UnitWarming:
             self.apply(await database_sync_to_async(_read)() if self.owns() else [])
         self._ticks += 1
         likely: dict[str, list[LikelyCall]] = {}
-        for each in self.prewarming.due_now(*BackendKind.values) if self.known else ():
+        for each in self.prewarming.control.due(*BackendKind.values) if self.known else ():
             likely.setdefault(str(each.target.name), []).append(each)
-        now_s, in_use = self.prewarming.clock(), self.prewarming.runs.backends_in_use
+        now_s, in_use = self.prewarming.fleet.now_s, self.prewarming.runs.backends_in_use
         for name, one in self.known.items():
             calls = likely.get(name, [])
             if calls or name in in_use:
@@ -94,7 +94,7 @@ class UnitWarming:
             one = self.known.get(row.name)
             known[row.name] = one if one is not None and one.row.url == row.url else Warmth(row)
             known[row.name].row = row
-        self.known, self.prewarming.backends = known, known.keys()
+        self.known, self.prewarming.fleet.backends = known, known.keys()
 
     def use(self, backend: str) -> None:
         """Count that a unit began on *backend*, if that was warmed for it."""
@@ -120,12 +120,12 @@ class UnitWarming:
             error = await call(row.url, body, row.secret)
             if error:
                 one.failures += 1
-                one.try_s = self.prewarming.clock() + pause_s(one.failures)
+                one.try_s = self.prewarming.fleet.now_s + pause_s(one.failures)
                 if one.failures == 1:
                     await database_sync_to_async(_record)(row, event, error)
                 return
             one.failures, one.warm = 0, event == WARM
-            one.warmed_s = self.prewarming.clock() if event == WARM else -math.inf
+            one.warmed_s = self.prewarming.fleet.now_s if event == WARM else -math.inf
             self.prewarming.counts[row.kind]["warmed"] += max(0, body["executions"] - one.executions)
             one.executions = body["executions"]
         finally:

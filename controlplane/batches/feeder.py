@@ -26,18 +26,18 @@ from django.conf import settings
 from django.db.models import Count
 from django.db.models.fields.files import FieldFile
 from django.utils import timezone
-from msgspec import Struct
-from msgspec.structs import replace as replace_fields
+from msgspec import Struct, structs
 
 from controlplane.background import spawn
 from controlplane.batches import services
 from controlplane.batches.models import Batch, BatchLine, BatchStatus
 from controlplane.batches.services import Answer
 from controlplane.batches.storage import store_errors
+from controlplane.dispatch.port import Backlog
 from controlplane.gateway.admission.keys import Grant, SloTerms
 from controlplane.gateway.admission.validation import Kind, read_body
 from controlplane.gateway.errors import ApiError
-from controlplane.gateway.ledger.entry import RequestRecord
+from controlplane.gateway.ledger.entry import LOST, REQUEST_ID, Row
 from controlplane.gateway.ledger.writer import Ledger
 from controlplane.gateway.serving.completions import Completions
 from controlplane.gateway.serving.http import HttpRequest, Responder
@@ -105,12 +105,12 @@ class LineRows:
     """Rows of the ledger of executions that ended, by request id, until it is known whether their answer is kept."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, RequestRecord] = {}
+        self._rows: dict[str, Row] = {}
 
-    def add(self, entry: RequestRecord) -> None:
-        self._rows[entry.request_id] = entry
+    def add(self, row: Row) -> None:
+        self._rows[row[REQUEST_ID]] = row
 
-    def pop(self, request_id: str) -> RequestRecord | None:
+    def pop(self, request_id: str) -> Row | None:
         return self._rows.pop(request_id, None)
 
 
@@ -221,10 +221,11 @@ class Feeder:
             for answer in lost:
                 self._lose(answer.row)
 
-    def _lose(self, row: RequestRecord | None) -> None:
+    def _lose(self, row: Row | None) -> None:
         """Have *row* written, of an execution whose answer is not kept."""
         if row is not None:
-            self.ledger.add(replace_fields(row, lost=True))
+            row[LOST] = True
+            self.ledger.add(row)
 
     async def _follow(self, batches: list[Batch]) -> list[Exception]:
         """Drop what has ended, expire what is late, and have the files written of what is whole; return the errors."""
@@ -259,7 +260,7 @@ class Feeder:
             await self._finish(batch, ends_as)
         elif batch.completed + batch.failed >= batch.total and not mine:
             await self._finish(batch, BatchStatus.COMPLETED)
-        elif self.completions.budgets.spent(batch.tenant_id, batch.api_key_id or 0, batch.model):
+        elif self.completions.admission.budgets.spent(batch.tenant_id, batch.api_key_id or 0, batch.model):
             await self._pause(batch)
         elif batch.pk not in self._sources:
             if batch.pk not in self._epochs:
@@ -341,7 +342,7 @@ class Feeder:
                     due_s = requests.clock() + (batch.expires_at - now).total_seconds()
                     due[source.model].append((due_s, source.unread))
         for model in self._announced | due.keys():
-            requests.expect(model, due.get(model, ()))
+            requests.send(Backlog(model, tuple(due.get(model, ()))))
         self._announced = set(due)
 
     def _take(self, row: BatchLine, raw: bytes, source: Source) -> None:
@@ -396,9 +397,9 @@ class Feeder:
 
     async def _execute(self, line: OpenLine) -> Tried:
         now = time.time()
-        terms = replace(line.grant.default_terms, deadline_s=max(1, int(line.due_at - now)))
-        grant = replace(line.grant, default_terms=terms, terms={terms.name: terms})
-        headers = {b"x-slo-class": terms.name.encode()}
+        terms = line.grant.default_terms.within(max(1, int(line.due_at - now)))
+        grant = replace(line.grant, default_terms=terms, terms={terms.slo_class: terms})
+        headers = {b"x-slo-class": terms.slo_class.encode()}
         answer = Collected()
         request = HttpRequest(
             "POST", f"/v1/{line.kind}", headers, receive=_no_message, request_id=services.request_id(line.row)
@@ -413,7 +414,7 @@ class Feeder:
             return Tried(error.status, error.body(), error.by_instance)
         except Exception:
             logger.exception("line %s failed", request.request_id)
-            failure = ApiError(500, "Something failed on our side.", type="server_error", code="internal_error")
+            failure = ApiError(500, "Something failed on our side.", code="internal_error")
             return Tried(500, failure.body())
         return Tried(answer.status, b"".join(answer.body))
 
@@ -482,7 +483,7 @@ def grant_of(batch: Batch) -> Grant:
     tenant = batch.tenant
     assert batch.api_key is not None, "batches without a usable key are cancelled"
     window_s = int((batch.expires_at - batch.created_at) / timedelta(seconds=1))
-    terms = replace(SloTerms.of(services.class_of(tenant)), deadline_s=window_s, if_unreachable=ADMIT)
+    terms = structs.replace(SloTerms.of(services.class_of(tenant)).within(window_s), if_unreachable=ADMIT)
     return Grant(
         key_id=batch.api_key.pk,
         tenant_id=tenant.pk,
@@ -492,5 +493,5 @@ def grant_of(batch: Batch) -> Grant:
         rates=False,
         models=frozenset(batch.api_key.allowed_models),
         default_terms=terms,
-        terms={terms.name: terms},
+        terms={terms.slo_class: terms},
     )

@@ -27,7 +27,7 @@ from controlplane.events.services import record
 from controlplane.fleet.models import Model, SloClass, SloKind
 from controlplane.fleet.selectors import adapters_of
 from controlplane.gateway.errors import ApiError, invalid
-from controlplane.gateway.ledger.entry import RequestRecord
+from controlplane.gateway.ledger.entry import OUTPUT_TOKENS, PROMPT_TOKENS, Row
 from controlplane.gateway.ledger.writer import is_away
 from scheduling.model_task import Task
 
@@ -343,7 +343,7 @@ class Answer(Struct):
     batch_id: int
     text: str
     succeeded: bool
-    row: RequestRecord | None = None
+    row: Row | None = None
     """Of the ledger, for the execution that gave it; None: it was not executed."""
     epoch: int | None = None
     """Of its batch, when the process that executed it took that up; None: of any."""
@@ -353,7 +353,7 @@ REFUSED_TEXT = ("answer_not_stored", "The answer could not be stored.")
 
 
 def record_answers(
-    answers: Iterable[Answer], write_rows: Callable[[list[RequestRecord]], None] = lambda rows: None
+    answers: Iterable[Answer], write_rows: Callable[[list[Row]], None] = lambda rows: None
 ) -> list[Answer]:
     """Write *answers*, each chunk in one transaction with their rows of the ledger: what is answered is paid once.
 
@@ -368,7 +368,7 @@ def record_answers(
     return not_kept
 
 
-def _record(answers: Sequence[Answer], write_rows: Callable[[list[RequestRecord]], None]) -> list[Answer]:
+def _record(answers: Sequence[Answer], write_rows: Callable[[list[Row]], None]) -> list[Answer]:
     try:
         with transaction.atomic():
             return _write_answers(answers, write_rows)
@@ -382,7 +382,7 @@ def _record(answers: Sequence[Answer], write_rows: Callable[[list[RequestRecord]
         return _record(answers[:half], write_rows) + _record(answers[half:], write_rows)
 
 
-def _write_answers(answers: Sequence[Answer], write_rows: Callable[[list[RequestRecord]], None]) -> list[Answer]:
+def _write_answers(answers: Sequence[Answer], write_rows: Callable[[list[Row]], None]) -> list[Answer]:
     keys = [answer.line_id for answer in answers]
     locked = BatchLine.objects.select_for_update().filter(pk__in=keys, answer__isnull=True).order_by("pk")
     lines = {line.pk: line for line in locked.select_related("batch")}
@@ -408,8 +408,9 @@ def _count(batch: Batch, answers: Sequence[Answer]) -> None:
     succeeded = sum(answer.succeeded for answer in answers)
     batch.completed += succeeded
     batch.failed += len(answers) - succeeded
-    batch.input_tokens += sum(answer.row.prompt_tokens for answer in answers if answer.row is not None)
-    batch.output_tokens += sum(answer.row.output_tokens for answer in answers if answer.row is not None)
+    rows = [answer.row for answer in answers if answer.row is not None]
+    batch.input_tokens += sum(row[PROMPT_TOKENS] for row in rows)
+    batch.output_tokens += sum(row[OUTPUT_TOKENS] for row in rows)
     batch.samples = with_sample(batch.samples, time.time(), batch.ended_lines) or batch.samples
     batch.save(update_fields=["completed", "failed", "input_tokens", "output_tokens", "samples"])
 

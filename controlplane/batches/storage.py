@@ -26,4 +26,4 @@ def store_errors(what: str) -> Iterator[None]:
             raise
         logger.error("file store (PILOTHOUSE_FILES_URL) cannot %s: %s", what, error)
         message = "The file store does not serve this request. Nothing was lost: try again later."
-        raise ApiError(503, message, type="server_error", code="file_store_unavailable") from error
+        raise ApiError(503, message, code="file_store_unavailable") from error

@@ -60,11 +60,3 @@ def no_adapters(asked: port.Asked) -> port.Refused:
         "max_loras = 0, or their instances were started before it was set.",
         retry_after_s=15,
     )
-
-
-def trace_of_adapter(request: Request) -> dict[str, object]:
-    """Return what the decision trace says of the adapter of *request*; nothing without one."""
-    if request.adapter < 0:
-        return {}
-    was = TIERS[request.adapter_tier]
-    return {"adapter": {"name": request.asked.adapter, "was": was, "words": f"Adapter {request.asked.adapter}: {was}."}}

@@ -7,23 +7,25 @@ from msgspec.structs import replace
 from controlplane.dispatch import port
 from controlplane.dispatch.adapters import Adapters
 from controlplane.dispatch.core import Core
-from controlplane.dispatch.fallbacks import Fallbacks
+from controlplane.dispatch.fallbacks import ModelFallbacks
 from controlplane.dispatch.fleet import LiveFleet
 from controlplane.dispatch.holding import HeldEstimate, HeldRequests
 from controlplane.dispatch.live_fleet.inventory import Inventory
-from controlplane.dispatch.live_fleet.topology import Endpoint, Estimate, Replica, Request, Topology
+from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request, Topology
 from controlplane.dispatch.observation import Demand
 from controlplane.dispatch.outcomes import Outcomes
-from controlplane.dispatch.prewarming import Prewarming
+from controlplane.dispatch.prewarming import LivePrewarming
 from controlplane.dispatch.promises import Promises
-from controlplane.dispatch.reordering import Ask, Reordering
+from controlplane.dispatch.reordering import Ask, ReorderedQueues
 from controlplane.dispatch.runs import ApplicationRuns, run_stopped
 from controlplane.dispatch.spot import Spot
 from controlplane.dispatch.stages import Stage
 from controlplane.dispatch.suspects import Suspects
 from controlplane.dispatch.sweeping import Sweeping
 from controlplane.dispatch.token_accounts import Outlook
-from controlplane.dispatch.waits import Waits
+from controlplane.dispatch.waits import WaitEstimates
+from scheduling.queueing.waits.waiting_time import Estimate
+from scheduling.routing.models import ModelRule
 
 
 class Dispatcher(Core):
@@ -36,21 +38,20 @@ class Dispatcher(Core):
         self._by_prefix = topology.by_prefix  # as of the last change
         self.suspects = Suspects(topology, clock)
         self.outcomes = Outcomes(topology, self.queue, clock, self.suspects.died)
-        self.waits = Waits(topology, self.queue, clock)
-        self.runs = ApplicationRuns(topology, self.queue, self._produced, self.placement.pump)
-        self.prewarming = Prewarming(topology, self.queue, self.runs, clock, deliver)
         self.adapters = Adapters(topology)
         self.spot = Spot(self, self.queue)
-        self.fallbacks = Fallbacks(self, self.queue, self.placement, self.waits)
-        self.reordering = Reordering(topology, self.queue, self.placement, clock, self.evict, ask)
         self.fleet = LiveFleet(
-            topology,
-            self.queue,
-            self.table,
-            enqueue=self.guarded(self.enqueue),
+            self,
             expire=self.guarded(self._expire),
             spot_with_room=self.spot.with_room,
+            hold=self._hold,
+            become=self._become,
         )
+        self.runs = ApplicationRuns(self.fleet, self.placement.pump)
+        self.prewarming = LivePrewarming(self.fleet, self.runs)
+        self.waits = WaitEstimates(self.fleet)
+        self.fallbacks = ModelFallbacks(self, self.waits)
+        self.reordering = ReorderedQueues(self.fleet, clock, ask)
         self.holding = HeldRequests(self.fleet, deliver)
         acting = self.queue, self.placement, self.waits, self.holding
         self.sweeping = Sweeping(self, *acting, self.fallbacks)
@@ -65,7 +66,7 @@ class Dispatcher(Core):
             self.waits,
             self.fallbacks,
             self.adapters,
-            Promises(self, *acting),
+            Promises(self, self.waits),
             self.blocks,
             self.accounts,
             self.reordering,
@@ -154,6 +155,16 @@ class Dispatcher(Core):
     def _expire(self, request: Request) -> None:
         self.sweeping.expire(request)
 
+    def _hold(self, request: Request) -> bool:
+        """Hold *request*, which waits nowhere, if requests such as it are held; return whether it is."""
+        if self.holding.holds(request.asked):
+            self.holding.hold(request)
+            return True
+        return False
+
+    def _become(self, request: Request, endpoint: Endpoint, rule: ModelRule) -> None:
+        self.fallbacks.become(request, endpoint, rule)
+
     def _on_left(self, left: port.Left) -> None:
         request = self.requests.get(left.number)
         if request is not None:
@@ -191,11 +202,6 @@ class Dispatcher(Core):
 
     # Reading
 
-    def _produced(self, number: int) -> int:
-        """Return the output tokens so far of request *number*; 0 if no instance has it."""
-        request = self.requests.get(number)
-        return request.output_tokens if request is not None and request.replica is not None else 0
-
     def calls_of(self, application: tuple[int, str], run: str) -> list[Request]:
         """Return the open calls of a run."""
         return [
@@ -206,14 +212,14 @@ class Dispatcher(Core):
 
     def estimated_wait_s(self, endpoint: Endpoint) -> float | None:
         """Return the mean wait of a request that joins the queue of *endpoint* last; None while unknown."""
-        wait = self.waits.of_next(endpoint)
+        wait = self.waits.control.of_next(endpoint.index)
         return None if wait is None else wait.mean_s
 
     def waiting_now(self, most: int) -> Iterator[tuple[Request, Estimate]]:
         """Yield the first *most* waiting requests of each endpoint in order, with their remaining waits as of when they are
         yielded; none that has left by then."""
-        for requests in [self.queue.first(each, most) for each in self.topology.endpoints]:
-            yield from ((request, self.waits.of(request)) for request in requests if request.slot >= 0)
+        for requests in [self.queue.in_order(each, most) for each in self.topology.endpoints]:
+            yield from ((request, self.waits.control.of(request.row)) for request in requests if request.slot >= 0)
 
     def held_now(self, most: int) -> list[HeldEstimate]:
         """Return the first *most* requests of each model that the queue manager holds, in order."""

@@ -4,7 +4,6 @@ from scheduling import dispatch as decisions
 from scheduling.compiled import direct
 from scheduling.lookahead import maps, outlook
 from scheduling.queueing import virtual_queues, waiting_set
-from scheduling.queueing.waits import waiting_in_queues, waiting_time
 from scheduling.routing import (
     adapters,
     cached_blocks,
@@ -36,8 +35,6 @@ chain_blocks = direct(cached_blocks.chain)
 peek = direct(waiting_set.peek)
 free_slot = direct(waiting_set.free_slot)
 waiting_tokens = direct(outlook.waiting_tokens)
-ahead = direct(waiting_time.ahead)
-ahead_in_queue = direct(waiting_in_queues.ahead_in_queue)
 prefilled = direct(routers.prefilled)
 release = direct(routers.release)
 advance_many = direct(routers.advance_many)

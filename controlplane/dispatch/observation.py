@@ -1,25 +1,19 @@
-"""Views of endpoints for scaling, from the memory of the process that owns the regions."""
+"""What scaling observes of endpoints, from the memory of the process that owns the regions."""
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
 
 from controlplane.dispatch import stages
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
 from controlplane.dispatch.token_accounts import Outlook
 from controlplane.fleet.lifecycle.stages import stage_of
 from controlplane.fleet.lifecycle.states import InstanceState
+from scheduling.control.views import Stages, Views
 from scheduling.scaling import EndpointView
-from scheduling.scaling.view import (
-    Load,
-    Stage,
-    count_of_one,
-    demand_rate,
-    demand_seconds,
-    endpoint_view,
-    use_now,
-)
+from scheduling.scaling.view import demand_rate, demand_seconds
 
 
 class Demand(stages.Stage):
@@ -33,26 +27,8 @@ class Demand(stages.Stage):
             arrival.own.count_demand(arrival.asked, self.clock())
 
 
-@dataclass(slots=True)
-class EndpointMemory:
-    """Instances and last change of an endpoint at the last view; times on the gateway's clock."""
-
-    changed_s: float
-    changed_delta: int = 0
-    serving: int = 0  # ready or starting
-    draining: int = 0
-
-    def moved(self, delta: int, now_s: float) -> None:
-        """Record that scaling changes the endpoint by *delta*, before rows and instances show it."""
-        self.changed_s, self.changed_delta = now_s, delta
-        if delta > 0:
-            self.serving += delta
-        else:
-            self.draining -= delta
-
-
 class Observation:
-    """Views of endpoints.
+    """The live fleet as `control.views` observes it.
 
     *waiting* counts held requests, *outlook* returns the look-ahead, *short* the instances that the global scheduler lacks.
     """
@@ -74,58 +50,55 @@ class Observation:
         """By (model, region): donated instances of other models that it could take."""
         self.strategies: dict[str, dict[str, float]] = {}
         """Memory of the strategy of each model."""
+        self.changes = Views(self, clock, lambda: (topology.fleet, topology.arrays))
         self._waiting, self._outlook, self._short = waiting, outlook, short
-        self._memory: dict[int, EndpointMemory] = {}  # by index of the endpoint
 
-    def memory(self, endpoint: int) -> EndpointMemory:
-        """Return the memory of the endpoint with that index."""
-        memory = self._memory.get(endpoint)
-        if memory is None:
-            memory = self._memory[endpoint] = EndpointMemory(changed_s=self.clock())
-        return memory
-
-    def members(self) -> dict[int, list[Replica]]:
-        """Return instances by index of their own endpoint; donated ones belong to the endpoint that lent them."""
+    def replicas(self) -> dict[int, list[Replica]]:
+        """Return instances by index of their own endpoint; donated ones belong to the endpoint that donated them."""
         members = defaultdict[int, list[Replica]](list)
         for replica in self.topology.replicas.values():
             members[(replica.endpoint.base or replica.endpoint).index].append(replica)
         return members
 
-    def view(self, endpoint: Endpoint, members: list[Replica], now_s: float) -> EndpointView:
-        """Return *endpoint* as strategies see it."""
-        topology = self.topology
-        fleet, memory = topology.fleet, self.memory(endpoint.index)
-        wall_s = self.wall_clock()
-        # Instances asleep on shared GPUs are woken by a swap, not by scaling.
-        members = [one for one in members if not (one.spec.swap_group and one.spec.state == InstanceState.SLEEPING)]
-        stages = [
-            stage_of(one.spec.state, wall_s - one.spec.state_changed_at, bool(fleet.accepting[one.slot]))
-            for one in members
+    def views(self) -> dict[int, EndpointView]:
+        """Return every endpoint that gets requests as strategies see it, by index."""
+        return self.changes()
+
+    def stages(self) -> Stages:
+        now_s, wall_s, accepting = self.clock(), self.wall_clock(), self.topology.fleet.accepting
+        rows = [
+            (
+                (one.endpoint.base or one.endpoint).index,
+                stage_of(one.spec.state, wall_s - one.spec.state_changed_at, bool(accepting[one.slot])),
+                now_s - (wall_s - one.spec.state_changed_at),
+            )
+            for one in self.topology.replicas.values()
+            # Instances asleep on shared GPUs are woken by a swap, not by scaling.
+            if not (one.spec.swap_group and one.spec.state == InstanceState.SLEEPING)
         ]
-        since_s = [now_s - (wall_s - one.spec.state_changed_at) for one in members]
-        instances = count_of_one(stages, since_s)
-        # A change by an operator, a plan or a restart counts, too.
-        serving, draining = instances.ready + instances.coming, instances.draining
-        if serving > memory.serving or draining > memory.draining:
-            moving = [at for at, stage in zip(since_s, stages, strict=True) if stage in (Stage.COMING, Stage.DRAINING)]
-            memory.changed_s = max(memory.changed_s, min(now_s, max(moving or since_s)))
-            memory.changed_delta = 1 if serving > memory.serving else -1
-        memory.serving, memory.draining = serving, draining
-        waiting = self._waiting(endpoint)
-        use, kv_use = use_now(fleet, topology.arrays, endpoint.index, waiting, now_s)
-        tokens_per_s = demand_tokens_per_s(endpoint, now_s, now_s - self.began_s)
-        return endpoint_view(
-            endpoint.model,
-            endpoint.region,
-            instances,
-            (endpoint.spec.min_instances, endpoint.spec.max_instances),
-            Load(use, kv_use, waiting, tokens_per_s, *self._outlook(endpoint), endpoint.spec.max_num_seqs),
-            now_s,
-            memory.changed_s,
-            self.spot_other.get((endpoint.model, endpoint.region), 0),
-            self._short(endpoint),
-            memory.changed_delta,
-        )
+        endpoint, stage, since_s = zip(*rows, strict=True) if rows else ((), (), ())
+        return np.array(endpoint, np.int64), np.array(stage, np.int64), np.array(since_s, np.float64)
+
+    def loads(self) -> Iterator[tuple[int, EndpointView]]:
+        now_s = self.clock()
+        for endpoint in self.topology.endpoints:
+            if self.topology.serves(endpoint):
+                outlook = self._outlook(endpoint)
+                view = EndpointView(
+                    endpoint.model,
+                    endpoint.region,
+                    spot_other=self.spot_other.get((endpoint.model, endpoint.region), 0),
+                    min_instances=endpoint.spec.min_instances,
+                    max_instances=endpoint.spec.max_instances,
+                    waiting=self._waiting(endpoint),
+                    tokens_per_s=demand_tokens_per_s(endpoint, now_s, now_s - self.began_s),
+                    overloaded_instances=outlook[0],
+                    peak_kv_sum=outlook[1],
+                    peak_kv_most=outlook[2],
+                    short_instances=self._short(endpoint),
+                    requests_at_once=endpoint.spec.max_num_seqs,
+                )
+                yield endpoint.index, view
 
 
 def demand_tokens_per_s(endpoint: Endpoint, now_s: float, passed_s: float) -> float:

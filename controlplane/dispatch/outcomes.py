@@ -63,7 +63,6 @@ class Outcomes(Stage):
         for failed, why in request.unproved:
             self.topology.request_failed(failed, why, now_s)
         replica.request_ended_s = now_s
-        replica.endpoint.finished_s.append(now_s)
         replica.round_trip.request_ended(now_s - request.placed_s)
         note_end(self.topology.fleet, replica.slot, self.queue.clock())
 

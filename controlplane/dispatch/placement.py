@@ -1,24 +1,22 @@
-"""The endpoint of a request, and its instance: each decision is one compiled call. Also the trace that explains it."""
+"""The endpoint of a request, and its instance: each decision is one compiled call."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from controlplane.dispatch import kernels
-from controlplane.dispatch.adapters import trace_of_adapter
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request, Topology
-from controlplane.dispatch.port import ESTIMATE, KV_EVENTS, Asked, Deliver, Placed, Refused
+from controlplane.dispatch.port import ESTIMATE, KV_EVENTS, Asked, Deliver, Placed, Pulled, Reasons, Refused, RunRank
 from controlplane.dispatch.prompt_blocks import PromptBlocks
-from controlplane.dispatch.runs import trace_of
 from controlplane.dispatch.token_accounts import TokenAccounts
 from controlplane.dispatch.waiting_queue import WaitingQueue
+from scheduling.applications.standings import FIRST_S
 from scheduling.compiled import uncompiled
 from scheduling.queueing.running import prefill_s
 from scheduling.routing import candidates as columns
-from scheduling.routing import routers
+from scheduling.routing.adapters import TIERS
 from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, LEAST_DELAY, LOOK_AHEAD, POLICY_CODES
 
 
@@ -65,7 +63,8 @@ class Placement:
         topology, queue = self.topology, self.queue
         policy, grouped = POLICY_CODES[endpoint.spec.policy.routing], queue.grouped(endpoint)
         while queue.count(endpoint):
-            slot, instance, pulled = -1, -1, ""
+            slot, instance = -1, -1
+            pulled: Pulled | None = None
             if grouped:
                 slot, instance, pulled = self._pull(endpoint)
             if slot < 0:
@@ -82,7 +81,7 @@ class Placement:
             for placed in self.placed:
                 placed(request, replica)
             why = self._explain(request, endpoint, replica, pulled)
-            request.cached_tokens = int(self._cached_tokens(instance)) if policy == LEAST_DELAY else 0
+            request.cached_tokens = why.cached_tokens or 0
             if policy == LEAST_DELAY:
                 kernels.learn(topology.fleet, queue.affinity, endpoint.index, slot, instance)
             self.deliver(
@@ -110,11 +109,6 @@ class Placement:
         if grouped and queue.count(endpoint):
             kernels.insert_loose(topology.fleet, topology.arrays, queue.arrays, endpoint.index)
 
-    def _cached_tokens(self, instance: int) -> float:
-        """Return how many tokens of the prompt that was routed last *instance* has by the prefix index."""
-        at = np.flatnonzero(self._candidates[:, columns.INSTANCE] == instance)
-        return float(self._candidates[at[0], columns.CACHED]) if at.size else 0.0
-
     def _route(self, endpoint: Endpoint, policy: int) -> tuple[int, int]:
         """Return the first request of *endpoint* and its instance by the router; (-1, -1) if none has room."""
         topology, queue = self.topology, self.queue
@@ -137,16 +131,16 @@ class Placement:
             self.blocks.forget(endpoint)
         return slot, instance
 
-    def _pull(self, endpoint: Endpoint) -> tuple[int, int, str]:
+    def _pull(self, endpoint: Endpoint) -> tuple[int, int, Pulled | None]:
         """Return the slot that an instance of *endpoint* pulls from its virtual queue, the instance, and the reason."""
         topology, queue = self.topology, self.queue
         now_s = queue.clock()
         slot, instance = kernels.pull(topology.fleet, topology.arrays, queue.arrays, endpoint.index, now_s)
         if slot < 0:
-            return -1, -1, ""
-        words = queue.why_pulled(slot, now_s)
+            return -1, -1, None
+        why = queue.why_pulled(slot, now_s)
         self._send(endpoint, slot, instance)
-        return slot, instance, words
+        return slot, instance, why
 
     def _send(self, endpoint: Endpoint, slot: int, instance: int) -> None:
         topology, waiting = self.topology, self.queue.arrays
@@ -166,166 +160,30 @@ class Placement:
         prompt_s = uncompiled(prefill_s)(self.topology.fleet, instance, float(request.asked.prompt_tokens))
         return max(tuned.FIRST_TOKEN_S, tuned.FIRST_TOKEN_FACTOR * prompt_s)
 
-    def _explain(self, request: Request, endpoint: Endpoint, replica: Replica, pulled: str) -> dict[str, object]:
-        """Return the decision trace: docs/papers/routing.md."""
-        return {
-            "instance": replica.spec.name,
-            "region": endpoint.spec.region,
-            "policy": endpoint.spec.policy.routing,
-            "ordering": endpoint.spec.policy.ordering,
-            "waited_ms": round((request.placed_s - request.asked.arrived_s) * 1000, 3),
-            "waiting": self.queue.count(endpoint),
-            **trace_of(request),
-            **trace_of_adapter(request),
-            **explain(self.topology, endpoint, replica, self._candidates, request.asked.prompt_tokens, pulled),
-        }
+    def _explain(self, request: Request, endpoint: Endpoint, replica: Replica, pulled: Pulled | None) -> Reasons:
+        """Return the reasons for *replica*: what the last decision weighed."""
+        topology, name = self.topology, endpoint.spec.policy.routing
+        policy = JOIN_SHORTEST_QUEUE if pulled is not None else POLICY_CODES[name]
+        first, end = topology.arrays.first[endpoint.index : endpoint.index + 2].tolist()
+        width = columns.COLUMNS if policy in LOOK_AHEAD else columns.IN_SECONDS
+        rows = self._candidates[: end - first, :width].round(4).tolist()
+        seen = {topology.by_slot[int(row[0])].spec.name: row for row in rows if row[0] >= 0}  # it has room for more
+        here, weighs = seen[replica.spec.name], policy == LEAST_DELAY
+        return Reasons(
+            name,
+            self.queue.count(endpoint),
+            request.asked.prompt_tokens,
+            seen,
+            topology.round_trip_ms(replica),
+            int(here[columns.CACHED]) if weighs else None,
+            (KV_EVENTS if here[columns.KNOWN] else ESTIMATE) if weighs else "",
+            pulled,
+            _rank_of(request),
+            TIERS[request.adapter_tier] if request.adapter >= 0 else "",
+        )
 
 
 CANDIDATES = 8  # shown in a trace
-
-
-Row = list[float]
-Parts = dict[str, float]
-
-
-def explain(
-    topology: Topology,
-    endpoint: Endpoint,
-    chosen: Replica,
-    candidates: NDArray[np.float64],
-    prompt_tokens: int,
-    pulled: str = "",
-) -> dict[str, object]:
-    """Return what a trace says of a decision for *chosen* that wrote *candidates*.
-
-    *prompt_tokens* are those of the request. *pulled* is why the instance took it from its virtual queue, where no router
-    was asked.
-    """
-    policy = JOIN_SHORTEST_QUEUE if pulled else POLICY_CODES[endpoint.spec.policy.routing]
-    first, end = topology.arrays.first[endpoint.index : endpoint.index + 2].tolist()
-    rows: list[Row] = candidates[: end - first].tolist()
-    rows = [row for row in rows if row[columns.INSTANCE] >= 0]  # the array has room for more
-    by_slot = topology.by_slot
-    if policy in LOOK_AHEAD and len(rows) > 1:
-        rows.sort(key=lambda row: (row[columns.ROOM] == 0, row[columns.SCORE], row[columns.INSTANCE]))
-    seen = []
-    for row in rows:
-        score: float | None
-        if policy in LOOK_AHEAD:
-            score, parts = row[columns.SCORE], _ahead_parts(row, policy)
-        else:
-            score, parts = _load_parts(row, policy)
-        seen.append(
-            {
-                "instance": by_slot[int(row[columns.INSTANCE])].spec.name,
-                "accepting": bool(row[columns.ACCEPTING]),
-                "room": bool(row[columns.ROOM]),
-                "running": int(row[columns.RUNNING]),
-                "remaining_tokens": int(row[columns.REMAINING]),
-                "kv_tokens": int(row[columns.KV]),
-                "score": round(score, 4) if row[columns.ROOM] and score is not None else None,
-                "parts": parts,
-            }
-        )
-    if policy not in LOOK_AHEAD and len(seen) > 1:
-        seen.sort(key=lambda each: (each["score"] is None, each["score"] or 0.0))
-    because = pulled or _because(
-        endpoint.spec.policy.routing, chosen.spec.name, seen, in_seconds=bool(rows[0][columns.IN_SECONDS])
-    )
-    round_trip_ms = topology.round_trip_ms(chosen)
-    at_chosen = next(row for row in rows if row[columns.INSTANCE] == chosen.slot)
-    cached = _cached(at_chosen, prompt_tokens) if policy == LEAST_DELAY else None
-    if cached and (cached["tokens"] or cached["by"] == KV_EVENTS):
-        because += f" {words_of(cached)}"
-    ahead = int(at_chosen[columns.AHEAD])
-    if ahead and round_trip_ms:  # then no instance had room
-        allowed = int(at_chosen[columns.ALLOWED])
-        because += (
-            f" All instances were full; sent early to hide a round trip of {round_trip_ms:.0f} ms"
-            f" ({ahead} of at most {allowed} ahead)."
-        )
-    return {
-        "requests_ahead": ahead,
-        "round_trip_ms": None if round_trip_ms is None else round(round_trip_ms, 3),
-        "chosen_because": because,
-        **({"cached": cached} if cached else {}),
-        "seen": seen,
-    }
-
-
-def _cached(row: Row, prompt_tokens: int) -> dict[str, Any]:
-    """Return how many tokens of a prompt are cached at the instance of *row*, and by what that is known."""
-    by = KV_EVENTS if row[columns.KNOWN] else ESTIMATE
-    return {"tokens": int(row[columns.CACHED]), "of": prompt_tokens, "by": by}
-
-
-def words_of(cached: dict[str, Any]) -> str:
-    """Return what a decision trace says of *cached*."""
-    start = f"{cached['tokens']:,} of {cached['of']:,} prompt tokens"
-    return f"{start} cached there (from KV events)." if cached["by"] == KV_EVENTS else f"{start} expected in its cache."
-
-
-def _ahead_parts(row: Row, policy: int) -> Parts:
-    """Return the parts of the score of a router that looks ahead."""
-    peak = round(row[columns.PEAK] / row[columns.KV_CAPACITY], 4) if row[columns.KV_CAPACITY] else 0.0
-    if row[columns.IN_SECONDS]:
-        return {
-            "predicted_ttft_ms": round(row[columns.PREFILL] * 1000, 1),
-            "decode_s": round(row[columns.DECODE], 4),
-            "others_s": round(row[columns.OTHERS], 4),
-            "memory_s": round(row[columns.MEMORY], 4),
-            "affinity_tokens": int(row[columns.CACHED]),
-            "peak_kv": peak,
-        }
-    parts: Parts = {
-        "prefill_tokens": int(row[columns.PREFILL]),
-        "decode_tokens": int(row[columns.DECODE]),
-        "memory_tokens": round(row[columns.MEMORY], 1),
-        "peak_kv": peak,
-    }
-    if policy == LEAST_DELAY:
-        parts["affinity_tokens"] = int(row[columns.CACHED])
-    return parts
-
-
-def _load_parts(row: Row, policy: int) -> tuple[float | None, Parts]:
-    """Return the score of a router by load, and its parts."""
-    match policy:
-        case routers.LEAST_REQUEST:
-            running = int(row[columns.RUNNING])
-            return running, {"requests": running}
-        case routers.MINIMUM_USE:
-            use = row[columns.KV] / row[columns.KV_CAPACITY] if row[columns.KV_CAPACITY] else 0.0
-            return use, {"kv_use": round(use, 4)}
-        case routers.JOIN_SHORTEST_QUEUE:
-            remaining, queued = int(row[columns.REMAINING]), int(row[columns.QUEUED])
-            return remaining, {"prefill_tokens": queued, "decode_tokens": remaining - queued}
-    return None, {}
-
-
-WORDS = {
-    "least_request": ("Fewest requests", "{:,.0f}"),
-    "minimum_use": ("Least KV use", "{:.1%}"),
-    "join_shortest_queue": ("Fewest tokens left to compute", "{:,.0f}"),
-    "preserve": ("Least load", "{:,.0f} tokens"),
-    "least_delay": ("Least load", "{:,.0f} tokens"),
-}
-
-
-def _because(name: str, chosen: str, seen: list[dict[str, object]], *, in_seconds: bool) -> str:
-    with_room = [row for row in seen if row["room"]]
-    if len(with_room) == 1:
-        return "The only one shown with room." if len(seen) > 1 else "The only instance."
-    if name == "round_robin":
-        return "The next one with room."
-    what, form = ("Least delay", "{:,.2f} s") if in_seconds else WORDS[name]
-    by_name = {str(row["instance"]): row["score"] for row in with_room}
-    mine = by_name.pop(chosen, None)
-    if mine is None:
-        return f"{what}."
-    others = [(score, other) for other, score in by_name.items() if score is not None]
-    next_score, next_name = min(others)
-    return f"{what}, {form.format(mine)}; next is {next_name} with {form.format(next_score)}."
 
 
 def none_serves(asked: Asked) -> Refused:
@@ -336,3 +194,11 @@ def none_serves(asked: Asked) -> Refused:
         f"No instance of {asked.model!r} is serving or being started.",
         retry_after_s=15,
     )
+
+
+def _rank_of(request: Request) -> RunRank | None:
+    """Return the rank of the run of *request*; None without one."""
+    standing = request.standing
+    if standing is None:
+        return None
+    return RunRank(standing.rank_s, standing.attained_s, standing.mean_s, standing.worst_s, standing.began_s == FIRST_S)

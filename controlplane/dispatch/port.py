@@ -42,6 +42,11 @@ class Record(Struct, frozen=True, gc=False):
     Without `gc` the collector does not walk it: no record is part of a reference cycle.
     """
 
+    def __repr__(self) -> str:
+        """Return the fields without the secret of an instance."""
+        shown = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "api_key")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
 
 # From the gateway
 
@@ -92,6 +97,8 @@ class Asked(Record, frozen=True):
     fallback_wait_s: float | None = None  # longest wait for its own; None: however long
     asked_model: str = ""  # name that it asked for, where a rule chose the model that serves it; "" for that model
     model_rule: str = ""  # that rule: `scheduling.routing.models.ModelRule`
+    api_key_id: int = 0
+    surface: str = ""  # last part of the path that was called
 
     @property
     def allowed_s(self) -> float:
@@ -216,6 +223,40 @@ class Admission(Record, frozen=True):
     wait_p99_s: float
 
 
+class RunRank(Record, frozen=True):
+    """The rank of its application run, in seconds of service."""
+
+    rank_s: float
+    attained_s: float
+    remaining_s: float  # expected
+    worst_s: float  # at most, along its path to the end
+    first: bool  # moved first by an operator
+
+
+class Pulled(Record, frozen=True):
+    """The request group that an instance took the request from, without asking a router."""
+
+    groups: int  # in the instance's virtual queue
+    group: int  # number
+    waiting: int  # requests of the group
+    due_in_s: float  # its first request
+
+
+class Reasons(Record, frozen=True, omit_defaults=True):
+    """Why an instance was chosen, in numbers. `controlplane.gateway.explanation` puts them into words for a reader."""
+
+    policy: str
+    waiting: int  # requests behind it
+    prompt_tokens: int
+    seen: dict[str, list[float]]  # by instance, in the order of `scheduling.routing.candidates`
+    round_trip_ms: float | None = None  # measured, of the chosen one
+    cached_tokens: int | None = None  # of the prompt, expected at the chosen one; None: the router weighs no prefixes
+    cached_by: str = ""  # how it knew: KV_EVENTS or ESTIMATE
+    pulled: Pulled | None = None
+    run: RunRank | None = None
+    adapter_was: str = ""  # where its adapter was on the chosen one: `scheduling.routing.adapters.TIERS`
+
+
 class Placed(Record, frozen=True):
     """The request was given to an instance."""
 
@@ -229,19 +270,13 @@ class Placed(Record, frozen=True):
     ordering: str  # `scheduling.queueing.ordering.ORDERINGS`
     queue_key_s: float  # on the clock of `arrived_at`: instances outlive a gateway
     placed_s: float
-    why: dict[str, Any]  # docs/papers/routing.md
+    why: Reasons
     first_token_s: float  # time limit of the first token of a stream
     keep_tokens: bool = False  # keep the ids of its output tokens: it may be evicted
     priority: int = 0  # of its class, or as the queue manager released it
     adapter: str = ""  # LoRA adapter to load there first, unless it is loaded; "" for none
     adapter_source: str = ""  # folder or repository
     unload: tuple[str, ...] = ()  # adapters to unload there
-
-    def __repr__(self) -> str:
-        """Return the fields without the secret."""
-        return (
-            f"Placed(number={self.number}, attempt={self.attempt}, instance={self.instance!r}, region={self.region!r})"
-        )
 
 
 class Warm(Record, frozen=True):
@@ -256,10 +291,6 @@ class Warm(Record, frozen=True):
     unload: tuple[str, ...] = ()
     again: bool = False  # it is loaded, and is to come onto the GPU
 
-    def __repr__(self) -> str:
-        """Return the fields without the secret."""
-        return f"Warm(instance={self.instance!r}, adapter={self.adapter!r})"
-
 
 class WarmPrefix(Record, frozen=True):
     """Asks to compute a system prompt at an instance before a request uses it: `PrefixWarmed` is the answer."""
@@ -269,10 +300,6 @@ class WarmPrefix(Record, frozen=True):
     url: str
     api_key: str
     prefix: int  # hash of its last whole block
-
-    def __repr__(self) -> str:
-        """Return the fields without the secret."""
-        return f"WarmPrefix(instance={self.instance!r}, prefix={self.prefix})"
 
 
 class PrefixWanted(Record, frozen=True):
@@ -320,10 +347,6 @@ class Tokenizer(Record, frozen=True):
     url: str
     api_key: str
     prefill_s_per_token: float = 0.0  # time that a cached token saves; 0: not known
-
-    def __repr__(self) -> str:
-        """Return the fields without the secret."""
-        return f"Tokenizer(model={self.model!r}, block_size={self.block_size}, url={self.url!r})"
 
 
 class ServedModel(Record, frozen=True):

@@ -10,24 +10,21 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request, Topology
-from controlplane.dispatch.placement import Placement
+from controlplane.dispatch.fleet import LiveFleet
+from controlplane.dispatch.live_fleet.topology import Endpoint, Replica
 from controlplane.dispatch.stages import Stage
-from controlplane.dispatch.waiting_queue import WaitingQueue, first_due_of
 from controlplane.dispatch.wire import QueueChange
-from scheduling.fleet.profile import Profile
-from scheduling.queueing.eviction import Eviction, wanted
-from scheduling.queueing.global_scheduler import GlobalScheduler, Reordered, solve
-from scheduling.queueing.ordering import NO_DEADLINE_S
+from scheduling.control.reordering import Reordering
+from scheduling.queueing.eviction import Eviction
 from scheduling.queueing.reordering.rules import PROGRAMME, SEARCH
 from scheduling.queueing.reordering.scheduler import Answer
-from scheduling.queueing.running import Running, running_of
 from scheduling.queueing.served import attainment
-from scheduling.queueing.snapshot import Snapshot, snapshot
+from scheduling.queueing.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +68,7 @@ class Evicted:
             evictions[0].group,
             slo_class,
             len(evictions),
-            sum(len(eviction.numbers) for eviction in evictions),
+            sum(len(eviction.rows) for eviction in evictions),
             round(sum(eviction.gain_s for eviction in evictions), 3),
             round(sum(eviction.cost_s for eviction in evictions), 4),
             sum(eviction.lost_tokens for eviction in evictions),
@@ -90,25 +87,12 @@ class Evicted:
         )
 
 
-class Reordering(Stage):
-    """The global scheduler of the live queues, on the dispatcher's *clock*. *evict* has a request leave its instance."""
+class ReorderedQueues(Stage):
+    """Has `control.reordering` act on the live queues, and keeps what pages and events read."""
 
-    def __init__(
-        self,
-        topology: Topology,
-        queue: WaitingQueue,
-        placement: Placement,
-        clock: Callable[[], float],
-        evict: Callable[[int], object],
-        ask: Ask | None = None,
-    ) -> None:
-        self.topology = topology
-        self.queue = queue
-        self.placement = placement
-        self.clock = clock
-        self.evict, self.ask = evict, ask
-        self.scheduler = GlobalScheduler()
-        self.recent: deque[Reordered] = deque(maxlen=KEPT)
+    def __init__(self, fleet: LiveFleet, clock: Callable[[], float], ask: Ask | None = None) -> None:
+        self.fleet, self.clock, self.ask = fleet, clock, ask
+        self.control = Reordering(fleet)
         self.changes: deque[QueueChange] = deque(maxlen=KEPT)  # those, missing answers, and operators' actions
         self.fallbacks = 0  # missing answers
         self.evicted: deque[Evicted] = deque(maxlen=KEPT)  # not yet written as events
@@ -121,38 +105,35 @@ class Reordering(Stage):
 
     def short_instances(self, endpoint: Endpoint) -> int:
         """Return the number of instances missing for what waits for *endpoint* to be in time in any order."""
-        return self.scheduler.short_instances.get(endpoint.index, 0)
+        return self.control.short_instances.get(endpoint.index, 0)
 
     def sweep(self) -> None:
         """Reorder the queues if a group will be late, and evict requests so that one is in time."""
-        self._reorder()
-        for number in self._evict_for_heads():
-            self.evict(number)
+        if self._asked_s is not None and self.clock() - self._asked_s > PATIENCE_S:
+            self._answered(None, None, self._asked_s)
+        if self._asked_s is None:
+            self._reorder()
+        evictions = self.control.evictions()
+        for key in dict.fromkeys((eviction.instance, eviction.group) for eviction in evictions):
+            mine = [eviction for eviction in evictions if (eviction.instance, eviction.group) == key]
+            evicted = Evicted.of(mine, self.fleet.topology.by_slot[key[0]], self._class_of(key[1]))
+            self.evicted.append(evicted)
+            self.changes.append(QueueChange(time.time(), "the global scheduler", evicted.reason, evicted.what))
+        self.control.evict(evictions)
 
     def _reorder(self) -> None:
-        if self._asked_s is not None and abs(self.clock() - self._asked_s) > PATIENCE_S:  # clocks may jump back
-            self._answered(None, None, self._asked_s)
-        if self._asked_s is not None or not any(map(self.queue.grouped, self.topology.endpoints)):
-            return
-        now_s, topology, arrays = self.queue.clock(), self.topology, self.queue.arrays
-        if not self.scheduler.wants(arrays, now_s):
-            return
-        by = topology.tuned.REORDER_BY
+        control, by, began_s = self.control, self.fleet.topology.tuned.REORDER_BY, time.perf_counter()
         # The programme would hold up all streams of this process: without a worker, use the search alone.
-        self.scheduler.by = SEARCH if by == PROGRAMME and self.ask is None else by
-        few = self.queue.group_count <= IN_PROCESS_GROUPS and self.scheduler.by != PROGRAMME
-        began_s = time.perf_counter()
-        running = running_in(topology, self.queue)
-        seen = snapshot(topology.fleet, topology.arrays, arrays, now_s, running=running)
+        control.by = SEARCH if by == PROGRAMME and self.ask is None else by
+        seen = control.snapshot()
         if seen is None:
             return
+        few = self.fleet.waiting_queue.group_count <= IN_PROCESS_GROUPS and control.by != PROGRAMME
         if self.ask is None or few:
-            answer = solve(seen, moves=self.scheduler.moves, by=self.scheduler.by)
-            reordered = self.scheduler.take(topology.fleet, topology.arrays, arrays, seen, answer, now_s)
-            self._note(seen, reordered, "in process", time.perf_counter() - began_s)
+            self._merge(seen, control.solve(seen), "in process", lambda: time.perf_counter() - began_s)
         else:
             asked_s = self._asked_s = self.clock()
-            self.ask(seen, self.scheduler.by, lambda answer: self._answered(seen, answer, asked_s))
+            self.ask(seen, control.by, lambda answer: self._answered(seen, answer, asked_s))
 
     def _answered(self, seen: Snapshot | None, answer: Answer | None, asked_s: float) -> None:
         if asked_s != self._asked_s:
@@ -165,63 +146,39 @@ class Reordering(Stage):
                 QueueChange(time.time(), "a worker", "No worker answered", "EDF: groups stay in order of due time")
             )
             return
-        topology, now_s = self.topology, self.queue.clock()
-        reordered = self.scheduler.take(topology.fleet, topology.arrays, self.queue.arrays, seen, answer, now_s)
-        self._note(seen, reordered, "a worker", self.clock() - asked_s)
+        self._merge(seen, answer, "a worker", lambda: self.clock() - asked_s)
 
-    def _evict_for_heads(self) -> list[int]:
-        """Return requests that leave their instances for groups at the head of a virtual queue that would be late."""
-        topology, queue = self.topology, self.queue
-        limit = np.zeros(queue.arrays.size.size, np.int64)
-        for endpoint in topology.endpoints:
-            if queue.grouped(endpoint) and queue.count(endpoint):
-                limit[endpoint.index] = endpoint.spec.policy.eviction_limit
-        if not limit.any():
-            return []
-        running = running_in(topology, queue)
-        evictions = wanted(topology.fleet, topology.arrays, queue.arrays, running, limit, queue.clock())
-        for key in dict.fromkeys((eviction.instance, eviction.group) for eviction in evictions):
-            mine = [eviction for eviction in evictions if (eviction.instance, eviction.group) == key]
-            evicted = Evicted.of(mine, topology.by_slot[key[0]], self._class_of(key[1]))
-            self.evicted.append(evicted)
-            self.changes.append(QueueChange(time.time(), "the global scheduler", evicted.reason, evicted.what))
-        return [number for eviction in evictions for number in eviction.numbers]
+    def _merge(self, seen: Snapshot, answer: Answer, by: str, took_s: Callable[[], float]) -> None:
+        lost = self.fleet.waiting_queue.lost(seen)
+        if moved := self.control.merge(seen, answer):
+            self.changes.append(_change(seen, answer, lost, moved, by, took_s()))
 
     def _class_of(self, number: int) -> str:
         """Return the SLO class of the group with that number; "" if there is none."""
-        groups = self.queue.arrays.groups.groups
+        queue = self.fleet.waiting_queue
+        groups = queue.arrays.groups.groups
         at = np.flatnonzero((groups["number"] == number) & (groups["endpoint"] >= 0))
-        return self.queue.at(int(groups["first"][at[0]])).asked.slo_class if at.size else ""
-
-    def _note(self, seen: Snapshot, reordered: Reordered, by: str, took_s: float) -> None:
-        if not reordered.moved:
-            return
-        self.recent.append(reordered)
-        lost, answer = self.queue.lost(seen), reordered.answer
-        ratios = attainment(seen, answer.before, lost), attainment(seen, answer.after, lost)
-        self.changes.append(_change(reordered, ratios, by, took_s))
-        for endpoint in self.topology.endpoints:
-            if self.queue.grouped(endpoint) and self.queue.count(endpoint):
-                self.placement.pump(endpoint)
+        return queue.at(int(groups["first"][at[0]])).asked.slo_class if at.size else ""
 
 
-def _change(reordered: Reordered, ratios: tuple[float, float], by: str, took_s: float) -> QueueChange:
-    """Return the change, with *ratios* of requests in time before and after."""
-    before, after = reordered.answer.before, reordered.answer.after
+def _change(seen: Snapshot, answer: Answer, lost: NDArray[np.bool_], moved: int, by: str, took_s: float) -> QueueChange:
+    """Return the change; groups that are *lost* count as late."""
+    before, after = answer.before, answer.after
     late_s = [float(late) for late in before.late_s if late > 0.0 and math.isfinite(late)]
     still = sum(1 for late in after.late_s if late > 0.0)
     why = (
         f"{_groups(len(late_s))} would be late, the worst by {max(late_s):,.0f} s" if late_s else "Groups would be late"
     )
-    what = f"{reordered.moved} of {_groups(reordered.groups)} moved; {still or 'none'} late now"
-    if reordered.answer.shortage.seconds > 0.0 and still:
+    what = f"{moved} of {_groups(seen.numbers.size)} moved; {still or 'none'} late now"
+    if answer.shortage.seconds > 0.0 and still:
         what += ", and only more instances help those"
     return QueueChange(
         time.time(),
         by,
         why,
         what,
-        *ratios,
+        attainment(seen, before, lost),
+        attainment(seen, after, lost),
         before.lateness_s,
         after.lateness_s,
         took_s * 1000,
@@ -230,39 +187,3 @@ def _change(reordered: Reordered, ratios: tuple[float, float], by: str, took_s: 
 
 def _groups(count: int) -> str:
     return f"{count} group{'' if count == 1 else 's'}"
-
-
-LEAVING_S: Final = 5.0
-"""Time after which a request to be evicted is assumed to stay: it had begun to emit what cannot be continued."""
-
-
-def running_in(topology: Topology, queue: WaitingQueue) -> Running:
-    """Return the requests running on instances of endpoints with request groups, as the global scheduler sees them."""
-    clock_s = queue.clock()
-    return running_of(
-        _row(request, replica.slot, replica.endpoint.spec.profile, queue, clock_s)
-        for replica in topology.replicas.values()
-        if queue.grouped(replica.endpoint)
-        for request in replica.requests
-    )
-
-
-def _row(request: Request, slot: int, profile: Profile, queue: WaitingQueue, clock_s: float) -> tuple[Any, ...]:
-    """Return the fields of `Running`. The output of an answer that is not streamed is unknown, so it stays."""
-    asked, arrival_s = request.asked, request.asked.arrived_s
-    resumable = asked.evictable or not request.output_tokens
-    output = request.expected_tokens - request.expected_prompt
-    due_s = first_due_of(profile, asked, request.expected_prompt, output)
-    return (
-        asked.number,
-        slot,
-        arrival_s + (due_s if due_s < math.inf else NO_DEADLINE_S),
-        asked.allowed_s,
-        asked.priority,
-        asked.prompt_tokens,
-        request.output_tokens,
-        request.expected_tokens,
-        request.evictions,
-        resumable and asked.streamed and asked.sequences == 1,
-        request.evicting_s is not None and clock_s - request.evicting_s < LEAVING_S,
-    )

@@ -1,4 +1,4 @@
-"""Application runs on the live queues: whose calls came and ended, and where each run stands.
+"""Application runs on the live queues: what gateways, tenants and operators say of them, for `scheduling.control.runs`.
 
 The process that owns the queues follows runs in its own memory, by the records of the port. Demand graphs are fed to it from
 the database (`controlplane.applications.feeding`), and when it starts or takes the regions over, the calls that runs in
@@ -10,44 +10,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
-import numpy as np
-
-from controlplane.dispatch.live_fleet.topology import Endpoint, Request, Topology
+from controlplane.dispatch.fleet import LiveFleet
+from controlplane.dispatch.live_fleet.topology import Endpoint, Request
 from controlplane.dispatch.port import Asked, Refused
 from controlplane.dispatch.stages import Arrival, Stage
-from controlplane.dispatch.waiting_queue import WaitingQueue
 from scheduling.applications.demand_graph import ServiceRate
-from scheduling.applications.prewarming import LikelyCall, Needs, likely_calls_of
 from scheduling.applications.recording import NO_UNIT
-from scheduling.applications.standings import (
-    FIRST_S,
-    KnownGraph,
-    PastCall,
-    Reading,
-    Run,
-    RunCall,
-    Standings,
-    rekey_run,
-    runs_waiting,
-)
+from scheduling.applications.standings import KnownGraph, PastCall, Reading, RunCall
+from scheduling.control.runs import Runs
 from scheduling.fleet.profile import USUAL
-from scheduling.queueing.ordering import ORDERINGS
-
-
-class EndedCall(NamedTuple):
-    """A call of a run in progress, as the ledger has it, or a reported unit; moments in seconds before now."""
-
-    model: str
-    """Empty of a unit that is no LLM."""
-    region: str
-    """Of its caller."""
-    unit: str
-    began_s: float
-    ended_s: float
-    prompt_tokens: int
-    output_tokens: float | None
-    """Seconds of a unit that is no LLM. None: it failed."""
-
 
 MAX_UNIT_S: Final = 3600.0
 """A unit that is reported to run, and whose end is not reported, is given up after so long."""
@@ -77,22 +48,16 @@ class RunReport(NamedTuple):
 
 
 class ApplicationRuns(Stage):
-    """*produced* gives the output tokens so far of the request with a number; *pump* gives out requests of an endpoint."""
+    """*pump* gives out requests of an endpoint."""
 
-    def __init__(
-        self,
-        topology: Topology,
-        queue: WaitingQueue,
-        produced: Callable[[int], int],
-        pump: Callable[[Endpoint], None],
-    ) -> None:
-        self.topology, self.queue, self._pump = topology, queue, pump
+    def __init__(self, fleet: LiveFleet, pump: Callable[[Endpoint], None]) -> None:
+        self.fleet, self._pump = fleet, pump
         self.graphs: dict[Any, KnownGraph] = {}
         """By (tenant id, application)."""
-        self.standings = Standings(self.graphs, self._reading())
-        self._produced = produced
+        self.control = Runs(fleet, self.graphs, self._reading())
+        self.standings = self.control.standings
         self._opened: OrderedDict[tuple[Any, str], float] = OrderedDict()
-        """Deadline of runs that were opened with one, on the clock of the waiting set."""
+        """Deadline of runs that were opened with one, on the dispatcher's clock."""
         self._stopped: OrderedDict[tuple[Any, str], None] = OrderedDict()
         """Runs that an operator has stopped, the last `MAX_OPENED`."""
         self._units: OrderedDict[int, tuple[float, str]] = OrderedDict()
@@ -101,8 +66,8 @@ class ApplicationRuns(Stage):
         """Called with the backend of each reported unit that begins."""
 
     def report(self, report: RunReport) -> None:
-        """Take in *report*. Steps of units that are no LLM have no request: their calls have negative numbers."""
-        application, now_s, call = (report.tenant_id, report.application), self.queue.clock(), -report.number
+        """Act on *report*."""
+        application, now_s, call = (report.tenant_id, report.application), self.fleet.now_s, -report.number
         if report.what == "opened" and report.due_s is not None:
             self._opened[application, report.run] = now_s + report.due_s
             if len(self._opened) > MAX_OPENED:
@@ -116,14 +81,14 @@ class ApplicationRuns(Stage):
             if call not in self._units:
                 due_in_s = self._due_in_s(application, report.run, now_s)
                 unit = RunCall(call, application, report.run, report.unit, 0, 0, ServiceRate(), due_in_s)
-                self.standings.come(unit, now_s - report.ago_s)
+                self.control.arrive(unit, now_s - report.ago_s)
                 self._units[call] = now_s - report.ago_s, report.backend
                 self.began(report.backend)
                 if report.ago_s:
                     self._units.move_to_end(call, last=False)
             if report.what == "ended":
                 del self._units[call]
-                self.standings.end(call, report.duration_s, now_s)
+                self.control.end(call, report.duration_s)
 
     @property
     def backends_in_use(self) -> set[str]:
@@ -135,7 +100,7 @@ class ApplicationRuns(Stage):
         run = self.standings.runs.get((application, name))
         if run is not None:
             run.first = True
-            self._rekey(run.number)
+            self.control.rank(run)
         return run is not None
 
     def stop(self, application: Any, name: str) -> None:
@@ -161,56 +126,43 @@ class ApplicationRuns(Stage):
         asked = request.asked
         if not (asked.application and asked.run):
             return
-        queue, application = self.queue, (asked.tenant_id, asked.application)
+        application = asked.tenant_id, asked.application
         due_in_s = asked.run_due_s if asked.run_due_s is not None else asked.end_s
         if (application, asked.run) in self._opened:
-            due_in_s = self._due_in_s(application, asked.run, queue.clock())
-        endpoint = self._endpoint(asked.model, asked.region) or request.endpoint
+            due_in_s = self._due_in_s(application, asked.run, self.fleet.now_s)
+        at = self.fleet.preferred(asked.model, asked.region)
+        endpoint = self.fleet.endpoints[at] if at >= 0 else request.endpoint
         call = RunCall(
-            asked.number,
+            request.row,
             application,
             asked.run,
             asked.unit or NO_UNIT,
             asked.prompt_tokens,
             request.predicted_tokens,
-            ServiceRate.of(endpoint.spec.profile),
+            ServiceRate.of(endpoint.profile),
             math.inf if due_in_s is None else due_in_s,
-            queue.weight(asked),
+            self.fleet.waiting_queue.weight(asked),
             adapter=request.adapter,
             endpoint=endpoint.index,
         )
-        run = self.standings.come(call, asked.arrived_s)
-        request.run = run.number
-        if self._is_ranked(request.asked.model):
-            request.standing = self.standings.stand(run, queue.clock(), self._produced)
-            self._rekey(run.number, request)
+        request.run = self.control.arrive(call, asked.arrived_s).number
 
     def _rate(self, model: str, region: str) -> ServiceRate:
-        endpoint = self._endpoint(model, region)
-        return ServiceRate.of(endpoint.spec.profile if endpoint is not None else USUAL)
+        at = self.fleet.preferred(model, region)
+        return ServiceRate.of(self.fleet.endpoints[at].profile if at >= 0 else USUAL)
 
-    def _endpoint(self, model: str, region: str) -> Endpoint | None:
-        """Return the endpoint of *model* that a caller in *region* prefers; None without any."""
-        candidates = self.topology.candidates(model, region)
-        return self.topology.endpoints[int(candidates[0])] if candidates.size else None
-
-    def likely_calls_of(self, run: Run, needs: Needs) -> list[LikelyCall]:
-        """Return the calls that *run* will probably make next; *needs* as in `prewarming.likely_calls_of`."""
-        graph, k = self.graphs.get(run.application), self.topology.tuned.PREWARM_K
-        return likely_calls_of(run, graph, self._produced, needs, k, self.queue.clock())
-
-    def resume(self, runs: Iterable[tuple[tuple[int, str], str, Sequence[EndedCall]]]) -> int:
-        """Follow *runs* in progress: (tenant id, application), run, and its ended calls. Return how many are resumed."""
-        now_s, resumed = self.queue.clock(), 0
+    def resume(self, runs: Iterable[tuple[tuple[int, str], str, Sequence[PastCall]]]) -> int:
+        """Follow *runs* in progress: (tenant id, application), run, and its ended calls, whose moments are seconds before
+        now. Return how many are resumed.
+        """
+        now_s, resumed = self.fleet.now_s, 0
         for application, name, ended in runs:
             past = [
-                PastCall(
-                    one.unit or NO_UNIT,
-                    now_s - one.began_s,
-                    now_s - one.ended_s,
-                    one.prompt_tokens,
-                    one.output_tokens,
-                    self._rate(one.model, one.region) if one.model else ServiceRate(),
+                one._replace(
+                    unit=one.unit or NO_UNIT,
+                    began_s=now_s - one.began_s,
+                    ended_s=now_s - one.ended_s,
+                    rate=self._rate(one.model, one.region) if one.model else one.rate,
                 )
                 for one in ended
             ]
@@ -219,76 +171,22 @@ class ApplicationRuns(Stage):
                 resumed += 1
                 run.due_s = self._opened.get((application, name), run.due_s)
                 if run.calls:
-                    self._rekey(run.number)
+                    self.control.rank(run)
         return resumed
 
     def _reading(self) -> Reading:
-        return Reading(late_last=self.topology.tuned.LATE_RUNS_LAST)
-
-    def _is_ranked(self, model: str) -> bool:
-        """Whether an endpoint of *model* orders by run."""
-        return any(self.queue.follows_runs(endpoint) for endpoint in self.topology.endpoints if endpoint.model == model)
+        return Reading(late_last=self.fleet.topology.tuned.LATE_RUNS_LAST)
 
     def ended(self, request: Request, output_tokens: int | None) -> None:
-        self.standings.end(request.asked.number, output_tokens, self.queue.clock())
+        self.control.end(request.row, output_tokens)
 
     def sweep(self) -> None:
         """Refresh the ranks of runs that wait."""
-        queue = self.queue
-        while self._units and next(iter(self._units.values()))[0] < queue.clock() - MAX_UNIT_S:
-            self.standings.end(self._units.popitem(last=False)[0], None, queue.clock())
-        self.standings.forget(queue.clock())
-        by_run = np.zeros(queue.arrays.size.size, np.bool_)
-        for endpoint in self.topology.endpoints:
-            by_run[endpoint.index] = self.queue.follows_runs(endpoint)
-        before, self.standings.reading = self.standings.reading, self._reading()
-        read_anew = before != self.standings.reading
-        changed = False
-        for number in runs_waiting(queue.arrays, by_run) if by_run.any() else ():
-            run = self.standings.by_number.get(number)
-            if run is not None and (read_anew or self.standings.is_stale(run, queue.clock(), self._produced)):
-                changed |= self._rekey(number) > 0
-        for endpoint in self.topology.endpoints if changed else ():
-            if by_run[endpoint.index] and queue.count(endpoint):
-                self._pump(endpoint)
-
-    def _rekey(self, number: int, request: Request | None = None) -> int:
-        """Give the waiting requests of run *number* keys by its standing, that of *request* if given; return how many."""
-        queue = self.queue
-        standing = request.standing if request is not None else None
-        if standing is None:
-            standing = self.standings.stand(self.standings.by_number[number], queue.clock(), self._produced)
-        codes, stretches = np.zeros(queue.arrays.size.size, np.int64), np.zeros(queue.arrays.size.size)
-        for endpoint in self.topology.endpoints:
-            policy = endpoint.spec.policy
-            codes[endpoint.index], stretches[endpoint.index] = ORDERINGS[policy.ordering], policy.ordering_stretch
-        queue.note_standing(number, standing)
-        return rekey_run(queue.arrays, number, standing, codes, stretches)
+        while self._units and next(iter(self._units.values()))[0] < self.fleet.now_s - MAX_UNIT_S:
+            self.control.end(self._units.popitem(last=False)[0], None)
+        for endpoint in self.control.refresh_ranks(self._reading()):
+            self._pump(self.fleet.endpoints[endpoint])
 
 
 def run_stopped(asked: Asked) -> Refused:
     return Refused(asked.number, 409, "run_stopped", "An operator has stopped this run.", None)
-
-
-def trace_of(request: Request) -> dict[str, object]:
-    """Return what the decision trace says of the run of *request*; nothing without a rank."""
-    standing = request.standing
-    if standing is None:
-        return {}
-    asked, first = request.asked, "moved first by an operator, " if standing.began_s == FIRST_S else ""
-    return {
-        "run": {
-            "application": asked.application,
-            "run": asked.run,
-            "unit": asked.unit or NO_UNIT,
-            "rank_s": round(standing.rank_s, 4),
-            "remaining_s": round(standing.mean_s, 4),
-            "worst_s": round(standing.worst_s, 4),
-            "attained_s": round(standing.attained_s, 4),
-            "words": (
-                f"Run {asked.run} of {asked.application}: {first}rank {standing.rank_s:,.2f} s. It has had "
-                f"{standing.attained_s:,.2f} s of service and is expected to need {standing.mean_s:,.2f} s more. "
-                f"Its path to the end takes {standing.worst_s:,.2f} s at the most."
-            ),
-        }
-    }

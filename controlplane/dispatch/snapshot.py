@@ -100,6 +100,7 @@ class Snapshot:
             backlogs=dispatcher.holding.work.backlogs(now_s),
             look_s=max(0.0, dispatcher.holding.acted_s + LOOK_S - now_s),
             memory=self._memory(),
+            ended=dispatcher.waits.control.ended_state(),
         )
         state.prompts = [prompt for _, prompt in self._prompts.values()]
         return state
@@ -183,6 +184,7 @@ class Snapshot:
             swap_group=spec.swap_group,
             leaves=phase == LEAVES,
             waits=phase == WAITS,
+            up_s=float(arrays.up_s[slot]) - self._now_s if spec.swap_group and slot < arrays.up_s.size else 0.0,
             reachable=replica.reachable,
             kv_tokens=int(fleet.kv_capacity_tokens[slot]),
             round_trips=round_trips,
@@ -217,7 +219,6 @@ class Snapshot:
             "asked_model": asked.asked_model,
             "model_rule": asked.model_rule,
             "falls_back": bool(asked.fallback),
-            "expected_wait_s": _expected_wait_s(request),
             "prompt": self._prompt(request),
         }
 
@@ -254,13 +255,17 @@ class Snapshot:
                 rank_s=rank_s,
                 put_off_s=put_off_s if queue.is_lost(slot) else None,
                 spot=queue.at(slot).endpoint.is_spot,
+                waits=self.dispatcher.waits.control.waiting_state(queue.at(slot).row),
             )
             for slot, key_s, rank_s, put_off_s in zip(slots.tolist(), *map(np.ndarray.tolist, columns), strict=True)
         ]
         return requests, {slot: at for at, slot in enumerate(slots.tolist())}
 
     def _endpoint(self, endpoint: Endpoint) -> EndpointState:
-        topology, memory = self.dispatcher.topology, self.observation.memory(endpoint.index)
+        topology, (changed_s, changed_delta) = (
+            self.dispatcher.topology,
+            self.observation.changes.changed(endpoint.index),
+        )
         at, arrays, groups = endpoint.index, topology.arrays, self.dispatcher.queue.arrays.groups
         asked = np.zeros(DEMAND_WINDOW_S)
         for second, tokens in endpoint.demand:
@@ -272,8 +277,8 @@ class Snapshot:
             region=endpoint.region,
             ordering=endpoint.spec.policy.ordering,
             cursor=self._numbers.get(int(arrays.cursor[at])),
-            changed_s=max(memory.changed_s - self._now_s, LONG_AGO_S),
-            changed_delta=memory.changed_delta,
+            changed_s=max(changed_s - self._now_s, LONG_AGO_S),
+            changed_delta=changed_delta,
             asked_tokens=asked.tolist(),
             asked_work_s=float(asked_work_s(arrays, at, self._now_s)),
             backlog_s=float(backlog_s(arrays, at, self._now_s)),
@@ -282,7 +287,8 @@ class Snapshot:
             mean_output=float(groups.mean_output[at]),
             group_limit=int(groups.limit[at]),
             token_s=tuple(groups.token_s[at].tolist()),
-            short=self.dispatcher.reordering.scheduler.short_instances.get(at, 0),
+            short=self.dispatcher.reordering.control.short_instances.get(at, 0),
+            waits=self.dispatcher.waits.control.learned_state(at),
         )
 
     def _groups(self, places: dict[int, int]) -> GroupsState | None:
@@ -311,8 +317,8 @@ class Snapshot:
                 members=[places[slot] for slot in _chain(arrays.members, int(this.first))],
             )
             groups.append(group)
-        known, scheduler = int(arrays.counters[KNOWN_CLASSES]), self.dispatcher.reordering.scheduler
-        made, left = scheduler.tried
+        known, reordering = int(arrays.counters[KNOWN_CLASSES]), self.dispatcher.reordering.control
+        made, left = reordering.tried
         return GroupsState(
             groups=groups,
             classes=list(
@@ -320,7 +326,7 @@ class Snapshot:
             ),
             next_number=int(arrays.counters[NEXT_NUMBER]),
             tried=(made, arrays.groups.size - left),
-            tried_s=max(scheduler.tried_s - self._now_s, LONG_AGO_S),
+            tried_s=max(reordering.tried_s - self._now_s, LONG_AGO_S),
         )
 
 
@@ -331,12 +337,6 @@ def _chain(nodes: Any, first: int) -> list[int]:
         chain.append(first)
         first = int(nodes["following"][first])
     return chain
-
-
-def _expected_wait_s(request: Request) -> float:
-    """Return the wait of *request* as estimated when it came; 0 while its model's pace was not known."""
-    estimate = request.estimate
-    return 0.0 if estimate is None or estimate.wait is None else estimate.wait.mean_s
 
 
 def _placed(request: Request) -> tuple[float, float, int]:

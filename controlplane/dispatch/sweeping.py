@@ -5,14 +5,14 @@ import math
 from controlplane.dispatch import port
 from controlplane.dispatch.adapters import no_adapters
 from controlplane.dispatch.core import Core
-from controlplane.dispatch.fallbacks import Fallbacks
+from controlplane.dispatch.fallbacks import ModelFallbacks
 from controlplane.dispatch.holding import HeldRequests
 from controlplane.dispatch.live_fleet.topology import Endpoint, Request
 from controlplane.dispatch.placement import Placement, none_serves
 from controlplane.dispatch.stages import Stage
 from controlplane.dispatch.waiting_queue import WaitingQueue
-from controlplane.dispatch.waits import Waits
-from scheduling.queueing.ordering import hold_s
+from controlplane.dispatch.waits import WaitEstimates
+from scheduling.queueing.ordering import FAIR, ORDERINGS, hold_s
 from scheduling.routing.regions import SWEEP_S, better_home, pressure
 
 RETRY_S = 30.0
@@ -25,9 +25,9 @@ class Sweeping(Stage):
         core: Core,
         queue: WaitingQueue,
         placement: Placement,
-        waits: Waits,
+        waits: WaitEstimates,
         holding: HeldRequests,
-        fallbacks: Fallbacks,
+        fallbacks: ModelFallbacks,
     ) -> None:
         self.core, self.queue, self.placement, self.waits = core, queue, placement, waits
         self.holding, self.fallbacks = holding, fallbacks
@@ -54,13 +54,13 @@ class Sweeping(Stage):
             core.drop(request, none_serves(asked))
         elif request.adapter >= 0 and not request.has_begun and not core.topology.serves_adapters(request.endpoint):
             core.drop(request, no_adapters(asked))
-        elif request.slot < 0 or not self.fallbacks.serves_late(request, core.clock() - asked.arrived_s):
+        elif request.slot < 0 or not self.fallbacks.control.serve_late(request.row):
             self._give_up_late(request)
 
     def _follow_start(self, endpoint: Endpoint) -> None:
         """Note when an instance of *endpoint*, which none served, has come up: holds start again there."""
         starting = self.waits.start_left_s(endpoint) is not None
-        if endpoint.starting and not starting and self.waits.paces.serving(endpoint):
+        if endpoint.starting and not starting and self.waits.control.serving(endpoint.index):
             endpoint.up_s = self.core.clock()
         endpoint.starting = starting
 
@@ -71,9 +71,15 @@ class Sweeping(Stage):
 
     def _rehome(self, endpoint: Endpoint, now_s: float) -> None:
         """Move requests that wait for *endpoint* to a better one, as long as there is one."""
-        core, topology, queue = self.core, self.core.topology, self.queue
         kept = set[bool]()  # whether requests of a kind stay
+        while self._moves(endpoint, now_s, kept):
+            pass
+
+    def _moves(self, endpoint: Endpoint, now_s: float, kept: set[bool]) -> bool:
+        """Do so with the order as it is; return whether a move has changed it."""
+        core, topology, queue = self.core, self.core.topology, self.queue
         spill_above = endpoint.spec.policy.region_threshold
+        fair = ORDERINGS[endpoint.spec.policy.ordering] in FAIR
         for request in queue.still_waiting(endpoint):
             opportunistic = request.asked.opportunistic
             if opportunistic in kept:
@@ -108,6 +114,9 @@ class Sweeping(Stage):
                 )
             )
             self.placement.pump(target)
+            if fair:
+                return True
+        return False
 
     def _give_up_late(self, request: Request) -> bool:
         """Refuse *request*, which waits, if it may wait no longer (docs/tenants/api.md); return whether it is."""

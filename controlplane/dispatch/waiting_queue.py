@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from controlplane.dispatch.kernels import enqueue, free_slot, may_balance, waiting_tokens
 from controlplane.dispatch.live_fleet.inventory import FAILED, SwapGroupSpec
 from controlplane.dispatch.live_fleet.topology import Endpoint, Request, Topology
-from controlplane.dispatch.port import Asked
+from controlplane.dispatch.port import Asked, Pulled
 from controlplane.dispatch.stages import Stage
 from controlplane.fleet.lifecycle.states import AWAKE, COMING
 from controlplane.tunable import weights_of
@@ -33,7 +33,6 @@ from scheduling.queueing.ordering import (
     QLM,
     SLACK,
     VTC,
-    Standing,
     due_in_run,
     first_due_s,
     queue_key,
@@ -82,11 +81,6 @@ class WaitingQueue(Stage):
     def grouped(self, endpoint: Endpoint) -> bool:
         """Whether requests for *endpoint* are in request groups."""
         return ORDERINGS[endpoint.spec.policy.ordering] == QLM
-
-    def follows_runs(self, endpoint: Endpoint) -> bool:
-        """Whether requests for *endpoint* are ordered by their application runs."""
-        policy = endpoint.spec.policy
-        return follows_runs(ORDERINGS[policy.ordering], GROUP_ORDERS[policy.group_order])
 
     @property
     def group_count(self) -> int:
@@ -155,7 +149,7 @@ class WaitingQueue(Stage):
 
     def _rank(self, request: Request, endpoint: Endpoint) -> None:
         """Give *request*, which has just been queued for *endpoint*, its rank where request groups leave by that."""
-        if not (self.grouped(endpoint) and self.follows_runs(endpoint)):
+        if not (self.grouped(endpoint) and follows_runs(endpoint.policy)):
             return
         arrays, slot, standing = self.arrays, request.slot, request.standing
         began_s, rank_s = (
@@ -189,12 +183,6 @@ class WaitingQueue(Stage):
             self.arrays = grow_waiting(self.arrays, self.arrays.key.size, tenants=2 * (number + 1))
         self.arrays.shares.weight[number] = self.weight(asked)
         return number
-
-    def note_standing(self, run: int, standing: Standing) -> None:
-        """Note where *run* stands with its waiting requests, for the decision trace and for moves."""
-        arrays = self.arrays
-        for slot in np.flatnonzero((arrays.run == run) & (arrays.position >= 0)).tolist():
-            self._held[slot].standing = standing
 
     def _share_queues(self) -> None:
         """Share one virtual queue among instances on the same GPUs.
@@ -248,7 +236,7 @@ class WaitingQueue(Stage):
         if ordering in BY_RUN and request.standing is not None:
             return key_in_run(ordering, request.standing, asked.priority, endpoint.spec.policy.ordering_stretch)
         key = _queue_key(endpoint, arrival_s, asked, prompt, output)
-        if request.standing is not None and ordering == QLM and self.follows_runs(endpoint):
+        if request.standing is not None and ordering == QLM and follows_runs(endpoint.policy):
             return uncompiled(due_in_run)(key, arrival_s, request.standing.due_s, request.standing.worst_s)
         return key
 
@@ -257,15 +245,15 @@ class WaitingQueue(Stage):
         topology = self.topology
         return may_balance(topology.fleet, topology.arrays, self.arrays, endpoint.index)
 
-    def why_pulled(self, slot: int, now_s: float) -> str:
-        """Return why the request in *slot* is pulled, for the decision trace."""
+    def why_pulled(self, slot: int, now_s: float) -> Pulled:
+        """Return why the request in *slot* is pulled."""
         groups = self.arrays.groups
         group: Any = groups.groups[groups.members[slot].group]
-        slack_s = float(self.arrays.key[slot]) - now_s
-        due = f"due in {slack_s:,.1f} s" if slack_s >= 0 else f"due {-slack_s:,.1f} s ago"
-        return (
-            f"Pulled from its own virtual queue of {int(groups.queues[group.queue].groups)} request groups: "
-            f"group {int(group.number)}, {int(group.count)} waiting, the first {due}."
+        return Pulled(
+            int(groups.queues[group.queue].groups),
+            int(group.number),
+            int(group.count),
+            float(self.arrays.key[slot]) - now_s,
         )
 
     def count(self, endpoint: Endpoint) -> int:
@@ -297,27 +285,15 @@ class WaitingQueue(Stage):
         first = groups["first"].tolist()
         return np.array([at and self.is_lost(slot) for at, slot in zip(there.tolist(), first, strict=True)], np.bool_)
 
-    def in_order(self, endpoint: Endpoint) -> list[Request]:
-        """Return the requests that wait for *endpoint*, in the order in which they would leave."""
-        if not self.count(endpoint):
-            return []
-        return [self._held[slot] for slot in in_order(self.arrays, endpoint.index).tolist()]
+    def in_order(self, endpoint: Endpoint, most: int | None = None) -> list[Request]:
+        """Return the requests that wait for *endpoint*, the first *most*, in the order in which they would leave."""
+        return [self._held[slot] for slot in in_order(self.arrays, endpoint.index, most).tolist()]
 
     def still_waiting(self, endpoint: Endpoint) -> Iterator[Request]:
         """Yield those, without what has left or moved before it is yielded."""
         for request in self.in_order(endpoint):
             if request.slot >= 0 and request.endpoint is endpoint:
                 yield request
-
-    def first(self, endpoint: Endpoint, most: int) -> list[Request]:
-        """Return the first *most* of those, without sorting all."""
-        count = self.count(endpoint)
-        if count <= most:
-            return self.in_order(endpoint)
-        slots = self.arrays.heap[endpoint.index, :count]
-        slots = slots[np.argpartition(self.arrays.key[slots], most)[:most]]
-        ordered = slots[np.lexsort((self.arrays.sequence[slots], self.arrays.key[slots]))]
-        return [self._held[slot] for slot in ordered.tolist()]
 
     def add(self, request: Request, endpoint: Endpoint) -> None:
         """Queue *request* for *endpoint*, with a queue key by the ordering there."""

@@ -27,7 +27,7 @@ from scheduling.simulation.cluster.world import State
 from scheduling.simulation.engine.lookahead import memory_held
 from scheduling.simulation.measures.results import latency_s
 from scheduling.simulation.simulator import Simulation
-from scheduling.simulation.staging.scaling import Scaled
+from scheduling.simulation.staging.stage import Scaled
 from scheduling.simulation.strategies import Bounds, Control
 from scheduling.simulation.workload.generator import random_bursts
 
@@ -146,7 +146,7 @@ def cases(service: str, made: Setting, names: Sequence[str]) -> Iterator[experim
                 strategy = form()
                 bounds = Bounds(scene.min_instances, scene.max_instances)
                 hooks["scaled"] = Scaled(
-                    dict.fromkeys(scene.streams, strategy), dict.fromkeys(scene.streams, bounds), None
+                    {}, dict.fromkeys(scene.streams, strategy), dict.fromkeys(scene.streams, bounds), None
                 )
             if strategy.uses_advice:
                 hooks["advisor"] = made.planner(strategy.plans_for, USD_PER_HOUR)

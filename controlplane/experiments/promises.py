@@ -41,7 +41,7 @@ def measured(ran: Simulated) -> dict[str, Any]:
     state = result.outcomes["state"]
     degraded = np.zeros(state.size, bool) if result.asked_class is None else result.asked_class >= 0
     own = (state == Outcome.DONE) & ~degraded
-    _, met = kept(result, ran.staged.promises)
+    _, met = kept(result, result.cluster.promises)
     return {
         "requests": int(state.size),
         "refused": float(np.mean(state == Outcome.REFUSED)),

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from math import inf
 from typing import Any, Final
 
 from rich.console import Console
@@ -14,8 +13,7 @@ from controlplane.experiments.shared.scenes import INTERACTIVE, OTHER, Scene
 from controlplane.experiments.shared.setting import Setting
 from controlplane.terminal import table
 from forecasting.workload import FORECASTERS, unavailable_reason
-from scheduling.scaling import make_strategy
-from scheduling.scaling.view import Instances, Load, endpoint_view
+from scheduling.scaling import EndpointView, make_strategy
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.workload.columns import Workload
 from scheduling.simulation.workload.generator import random_bursts
@@ -60,8 +58,10 @@ def peaks(made: Setting) -> list[dict[str, Any]]:
     """Return `[[endpoints]]` that always have the most instances that the actual demand needs in any window."""
     scene = made.scene
     oracle = made.planner(make_strategy("lt_i").plans_for, scene.usd_per_hour, foreknown=True)
-    spare, bounds = Instances(0, 0, 0, scene.instances, -inf), (scene.min_instances, scene.max_instances)
-    views = [endpoint_view(*key, spare, bounds, Load(0.0, 0.0, 0, 0.0), 0.0, -inf) for key in scene.streams]
+    views = [
+        EndpointView(*key, spot=scene.instances, min_instances=scene.min_instances, max_instances=scene.max_instances)
+        for key in scene.streams
+    ]
     asked = [oracle.advise(at * setting.WINDOW_S, views) for at in range(len(made.foreknown.prompt.mean))]
     most = [max(each.target_instances for each in of if each is not None) for of in zip(*asked, strict=True)]
     return [

@@ -166,12 +166,12 @@ def of_busiest(run: Simulated) -> dict[str, Any]:
     of KV memory and latencies (s) of interactive requests, and their p95 by `BIN_S`; of every model the hours between the
     decision to add an instance and its first request, by where the instance came from.
     """
-    result, names = run.result, run.staged.names
+    result, regions = run.result, run.result.cluster.regions
     requests, endpoints = result.requests, result.cluster.endpoints
     model = result.cluster.models[0]
     mine = (requests.slo_class == INTERACTIVE_CLASS) & (requests.model == 0)
     latencies = {name: latency_s(result, name) for name in ("ttft", "e2e")}
-    hourly = {region: np.zeros(math.ceil(result.end_s / 3600)) for region in names.regions}
+    hourly = {region: np.zeros(math.ceil(result.end_s / 3600)) for region in regions}
     added = {name: {"own spot": 0.0, "another model's spot": 0.0} for name in result.cluster.models}
     for spell in spells(result):
         name, region = endpoints[spell.endpoint]
@@ -186,12 +186,12 @@ def of_busiest(run: Simulated) -> dict[str, Any]:
     of_bin, of_region = (requests.arrival_s // BIN_S).astype(int), requests.region
     return {
         "hours_course": {region: _places(hours) for region, hours in hourly.items()},
-        "kv_use_course": {name: _places(_use(run, own & _in_region(run, name))) for name in names.regions},
+        "kv_use_course": {name: _places(_use(run, own & _in_region(run, name))) for name in regions},
         "added_hours": added,
         **{
             f"{latency}_by_region_s": {
                 region: dict(zip(("p50", "p95"), percentiles(values[mine & (of_region == at)], 50, 95), strict=True))
-                for at, region in enumerate(names.regions)
+                for at, region in enumerate(regions)
             }
             for latency, values in latencies.items()
         },

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 import orjson
 
 JSON_TYPE = (b"content-type", b"application/json")
+TYPES = {429: "rate_limit_error"}
 ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -16,7 +17,7 @@ ANTHROPIC_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-"""Types of Anthropic's errors by status."""
+"""Types of errors by status, OpenAI's and Anthropic's."""
 
 
 class ApiError(Exception):
@@ -31,7 +32,7 @@ class ApiError(Exception):
         message: str,
         *,
         code: str,
-        type: str = "invalid_request_error",  # the value in OpenAI's error body
+        type: str = "",  # the value in OpenAI's error body; "": by the status
         param: str | None = None,
         retry_after_s: float | None = None,
         estimated_wait_s: float | None = None,
@@ -42,7 +43,7 @@ class ApiError(Exception):
         self.status = status
         self.message = message
         self.code = code
-        self.type = type
+        self.type = type or TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
         self.param = param
         self.retry_after_s = retry_after_s
         self.estimated_wait_s = estimated_wait_s
@@ -141,11 +142,11 @@ def not_served(model: str, path: str, served: Sequence[str]) -> ApiError:
 
 
 def too_many(message: str, *, code: str, retry_after_s: float) -> ApiError:
-    return ApiError(429, message, type="rate_limit_error", code=code, retry_after_s=retry_after_s)
+    return ApiError(429, message, code=code, retry_after_s=retry_after_s)
 
 
 def unavailable(message: str, *, code: str, retry_after_s: float, status: int = 503) -> ApiError:
-    return ApiError(status, message, type="server_error", code=code, retry_after_s=retry_after_s)
+    return ApiError(status, message, code=code, retry_after_s=retry_after_s)
 
 
 STOPPING = unavailable("This server is stopping; try again.", code="stopping", retry_after_s=1)

@@ -53,7 +53,7 @@ def endpoint(**methods: Callable[..., HttpResponseBase]) -> Callable[..., HttpRe
 
 
 def unavailable(why: str) -> ApiError:
-    return ApiError(503, why, type="server_error", code="database_unavailable", retry_after_s=2.0)
+    return ApiError(503, why, code="database_unavailable", retry_after_s=2.0)
 
 
 def _answer(error: ApiError) -> HttpResponse:

@@ -34,6 +34,7 @@ from controlplane.dispatch.queues.operations import QueueOperations
 from controlplane.dispatch.queues.view import QueuesView
 from controlplane.dispatch.snapshot import Snapshot
 from controlplane.dispatch.solving import CelerySolver
+from controlplane.gateway.admission.admitting import Admitter
 from controlplane.gateway.admission.budgets import Budgets
 from controlplane.gateway.admission.keys import Keys
 from controlplane.gateway.admission.limits import Limits
@@ -42,7 +43,8 @@ from controlplane.gateway.ledger.writer import Ledger
 from controlplane.gateway.monitoring import tracing
 from controlplane.gateway.monitoring.summary import Publisher, Summary
 from controlplane.gateway.serving.application import Application
-from controlplane.gateway.serving.completions import Catalog, Completions
+from controlplane.gateway.serving.catalog import Catalog
+from controlplane.gateway.serving.completions import Completions
 from controlplane.gateway.serving.open_requests import OpenRequests
 from controlplane.gateway.upstream.client import Upstream
 from controlplane.jobs import monitor
@@ -187,22 +189,29 @@ class Gateway:
             jobs.add("queue-commands", LOOK_S, "redis"),
             Snapshot(self.dispatcher, self.observation, self.requests.last_heard),
         )
+        admission = Admitter(
+            words=lambda: self.keys.words,
+            limits=self.limits,
+            budgets=self.budgets,
+            catalog=self.catalog,
+            lengths=self.lengths,
+            tokens=self.upstream.tokens,
+            prefixes=self.upstream.prefixes,
+            next_number=self.requests.next_number,
+            clock=loop_clock,
+        )
         self.http = Application(
             Completions(
                 keys=self.keys,
-                limits=self.limits,
-                budgets=self.budgets,
-                catalog=self.catalog,
-                lengths=self.lengths,
+                admission=admission,
                 requests=self.requests,
                 upstream=self.upstream,
                 records=self.records,
-                clock=loop_clock,
+                owns=self.owns,
                 max_depth=settings.MAX_JSON_DEPTH,
-                most_body_bytes=settings.MAX_BODY_BYTES,
+                most_bytes=settings.MAX_BODY_BYTES,
+                most_body_bytes=max(settings.MAX_BODY_BYTES, settings.MAX_MEDIA_BODY_BYTES),
             ),
-            owns=self.owns,
-            most_body_bytes=max(settings.MAX_BODY_BYTES, settings.MAX_MEDIA_BODY_BYTES),
             origins=frozenset(settings.CORS_ORIGINS),
         )
         self.ready = False
@@ -307,7 +316,7 @@ class Gateway:
         self.requests.report()
         if not self.owns():
             self.requests.stand_by()
-        self.dispatcher.prewarming.look_on()
+        self.dispatcher.prewarming.control.refresh_likely()
         if self.topology.changed.is_set():
             self.topology.changed.clear()
             self.dispatcher.pump_all()

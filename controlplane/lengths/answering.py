@@ -8,18 +8,16 @@ is tried again later.
 
 import asyncio
 import logging
-import math
 import time
 from collections import deque
 from typing import Any, Final, NamedTuple
 
 from controlplane.lengths import notes
 from controlplane.lengths.models import BUNDLED, LengthVersion
-from controlplane.lengths.selectors import SHADOW
 from controlplane.lengths.services import Assigned
-from forecasting.lengths import MODELS, Estimate, LengthQuery
+from forecasting.lengths import MODELS, LengthQuery
 from forecasting.lengths.online import Online
-from forecasting.lengths.predictor import InLine, Predictor, SubprocessPredictor, Unanswered
+from forecasting.lengths.predictor import InLine, Predictor, SubprocessPredictor
 from forecasting.lengths.subprocess_server import load
 
 logger = logging.getLogger(__name__)
@@ -28,32 +26,20 @@ AGAIN_S: Final = 60.0
 """Delay before a version that could not be started is tried again."""
 SHADOWED: Final = 32
 """Requests that the shadow predicts between two flushes."""
-SHADOW_BUDGET_S: Final = 20.0
-"""Timeout of the shadow's process: no request waits for it."""
-
-Measured = tuple[float, str, str, str, Estimate, float, bool]
-"""Arguments of `Notes.measure`."""
-
-
-def clipped(query: LengthQuery, tokens: float, quantiles: tuple[float, ...], seen: int = 0) -> Estimate:
-    """Return an estimate within the limits of *query*."""
-    least, most = float(max(1, query.min_tokens)), float(query.max_tokens or math.inf)
-    tokens, *ends = (min(max(each, least), most) for each in (tokens, *quantiles))
-    return Estimate(tokens, tuple(ends), seen)
 
 
 class RunningVersion:
     """A version, its predictor, and its online corrections."""
 
     def __init__(self, version: LengthVersion, predictor: Predictor) -> None:
-        self.version = version
+        self.version, self.name = version, str(version)
         self.predictor = predictor
         self.online = Online(notes.reader())
 
     def report(self) -> dict[str, Any]:
         """Return the version's part of the published summary."""
         return {
-            "version": str(self.version),
+            "version": self.name,
             "kind": self.version.kind,
             "own_process": self.predictor.own_process,
             "restarts": self.predictor.restarts,
@@ -124,8 +110,8 @@ class Answering:
             self._not_before_s[version] = time.monotonic() + AGAIN_S
             return None
 
-    def in_turn(self) -> list[RunningVersion]:
-        """Return the versions to ask in turn: the active one, and the default one where that has no answer."""
+    def asked(self) -> list[RunningVersion]:
+        """Return the versions to ask: the active one, then the default one where that has no answer."""
         return [one for one in dict.fromkeys((self.active, self.default)) if one is not None and self.active]
 
     # The shadow
@@ -137,23 +123,8 @@ class Answering:
         if self.shadow is not None and by is self.active:
             self._finished.append(FinishedRequest(query, real_tokens, cut, budget_s, time.time()))
 
-    async def measures(self) -> list[Measured]:
-        """Return the errors that the shadow would have made on the last requests, asked one by one as live."""
+    def take_finished(self) -> list[FinishedRequest]:
+        """Return the queued requests, and forget them."""
         finished = list(self._finished)
         self._finished.clear()
-        measured: list[Measured] = []
-        running = self.shadow
-        if running is None:
-            return measured
-        for query, real_tokens, cut, budget_s, at in finished:
-            began = time.perf_counter()
-            reply = await running.predictor.ask(query, SHADOW_BUDGET_S)
-            late = time.perf_counter() - began > budget_s
-            if isinstance(reply, Unanswered):
-                continue
-            corrected = running.online.correct(query, reply.tokens, reply.quantiles)
-            running.online.learn(query, corrected, real_tokens, cut=cut)
-            served = clipped(query, corrected.tokens, corrected.quantiles)
-            running.predictor.timing.in_time -= late
-            measured.append((at, query.model, query.tenant, f"{SHADOW} {running.version}", served, real_tokens, late))
-        return measured
+        return finished

@@ -22,10 +22,10 @@ from msgspec import Struct
 from controlplane.background import spawn
 from controlplane.jobs.record import Job, Jobs
 from controlplane.lengths import notes, services
-from controlplane.lengths.answering import Answering, RunningVersion, clipped
+from controlplane.lengths.answering import Answering, RunningVersion
 from controlplane.lengths.models import BUNDLED, LengthSample
 from controlplane.lengths.notes import Notes
-from controlplane.lengths.selectors import CACHE, LEXICAL, PRIOR
+from controlplane.lengths.selectors import CACHE, LEXICAL, PRIOR, SHADOW
 from controlplane.lengths.services import Assigned
 from controlplane.tuning.selectors import Values
 from forecasting.lengths import Estimate, LengthPrior, LengthQuery
@@ -45,6 +45,8 @@ SAMPLES: Final = 2
 """Requests of a model that are kept as samples in each period."""
 CACHE_S: Final = 86_400.0
 """Time after which a cached length that was not confirmed is forgotten."""
+SHADOW_BUDGET_S: Final = 20.0
+"""Timeout of the shadow's process: no request waits for it."""
 SIMILARITY: Final = 0.85
 """Least share of equal MinHash figures at which two prompts are taken to have the same length."""
 SOURCES: Final = {CACHE: "cache", LEXICAL: "lexical", PRIOR: "prior", FORCED: FORCED}
@@ -76,6 +78,13 @@ class Prediction(Struct):
         if self.served.seen:
             traced["seen"] = self.served.seen
         return traced
+
+
+def clipped(query: LengthQuery, tokens: float, quantiles: tuple[float, ...], seen: int = 0) -> Estimate:
+    """Return an estimate within the limits of *query*."""
+    least, most = float(max(1, query.min_tokens)), float(query.max_tokens or math.inf)
+    tokens, *ends = (min(max(each, least), most) for each in (tokens, *quantiles))
+    return Estimate(tokens, tuple(ends), seen)
 
 
 def bounded(query: LengthQuery, estimate: Estimate, source: str, /, **more: Any) -> Prediction:
@@ -190,11 +199,11 @@ class LengthService:
                 if estimate is not None:
                     return bounded(query, estimate, source, query=query, key=key)
         why = ""
-        for running in self.answering.in_turn():
+        for running in self.answering.asked():
             reply = await running.predictor.ask(query, budget_s)
             if isinstance(reply, Estimate):
                 corrected = running.online.correct(query, reply.tokens, reply.quantiles)
-                estimate, source = Estimate(corrected.tokens, corrected.quantiles), str(running.version)
+                estimate, source = Estimate(corrected.tokens, corrected.quantiles), running.name
                 more = {"why": why, "by": running, "corrected": corrected}
                 return bounded(query, estimate, source, query=query, key=key, **more)
             self.failed[reply] += not why
@@ -259,10 +268,26 @@ class LengthService:
             return places[-1]
         return random.choice(places) if places and random.random() < len(places) / drawn else None
 
+    async def _measure_shadow(self) -> None:
+        """Count the errors that the shadow would have made on the last requests, asked one by one as live."""
+        running = self.answering.shadow
+        for query, real_tokens, cut, budget_s, at in self.answering.take_finished():
+            if running is None:
+                break
+            began = time.perf_counter()
+            reply = await running.predictor.ask(query, SHADOW_BUDGET_S)
+            late = time.perf_counter() - began > budget_s
+            if isinstance(reply, Unanswered):
+                continue
+            corrected = running.online.correct(query, reply.tokens, reply.quantiles)
+            running.online.learn(query, corrected, real_tokens, cut=cut)
+            served = clipped(query, corrected.tokens, corrected.quantiles)
+            running.predictor.timing.in_time -= late
+            self.notes.measure(at, query.model, query.tenant, f"{SHADOW} {running.name}", served, real_tokens, late)
+
     async def flush(self) -> None:
         """Let the shadow predict, and write the notes, or keep them on failure. Raises database errors."""
-        for measured in await self.answering.measures():
-            self.notes.measure(*measured)
+        await self._measure_shadow()
         taken, self.notes = self.notes, Notes()
         self._drawn.clear()
         self._places.clear()
@@ -287,8 +312,8 @@ class LengthService:
             "late": self.late,
             "failed": sum(self.failed.values()),
             "cache_entries": len(self.cache) if self.cache is not None else 0,
-            "version": str(active.version) if active else "",
-            "shadow": str(shadow.version) if shadow else "",
+            "version": active.name if active else "",
+            "shadow": shadow.name if shadow else "",
             "models": [
                 {**running.report(), "shadow": running is shadow} for running in (active, shadow) if running is not None
             ],

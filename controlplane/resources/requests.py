@@ -5,6 +5,7 @@ from typing import Any
 from django.db.models import Q, QuerySet
 
 from controlplane.fleet.models import SloClass
+from controlplane.gateway.explanation import trace_of
 from controlplane.gateway.models import LedgerRow, Outcome
 from controlplane.resources.filters import Control, Hidden, Search, Select, every
 from controlplane.resources.names import region_names
@@ -122,7 +123,7 @@ REQUESTS = Resource(
         Column("evictions"),
         Column("instance", "Instance", draw="console/instances/link_cell.html", fleet=True),
         Column("attempts", "Attempts", fleet=True),
-        Column("trace", type=list[Any], fleet=True),
+        Column("trace", source=trace_of, type=list[Any], fleet=True),
     ),
     filters=(
         Filter("request_id", control=Search("q", "Request id", "Request id")),

@@ -9,19 +9,19 @@ from controlplane.simulation.forecasts import MINUTE_S, DemandMinutes
 from scheduling.planning import simulated_capability as measuring
 from scheduling.planning.bursts import POISSON_CV, arrival_cv
 from scheduling.planning.capacity import MEASURED, Capability
+from scheduling.queueing.promises import Promise
 from scheduling.simulation.engine.config import EngineConfig
-from scheduling.simulation.measures.results import Promise
-from scheduling.simulation.scenario import Scenario
+from scheduling.simulation.scenario.fleet import gpus_as_type
 from scheduling.simulation.staging import Stage
-from scheduling.simulation.staging.fleet import gpus_as_type
 
 
-def capabilities(scenario: Scenario, staged: Stage) -> dict[tuple[str, str], Capability]:
+def capabilities(staged: Stage) -> dict[tuple[str, str], Capability]:
     """Return capability by (model, GPUs of an instance): the scenario's, else simulated from the profile as live.
 
     Simulated for the lengths of the recent requests, or else the future ones, the strictest interactive promise, and the
     arrivals of the burstiest endpoint.
     """
+    scenario = staged.scenario
     given = {(one.model, gpus_as_type(one.gpu, one.tensor_parallel)): one for one in scenario.capabilities}
     requests, cluster = staged.recent or staged.requests, staged.cluster
     promise, percentile = measuring.strictest(

@@ -5,6 +5,7 @@ import pickle
 from collections.abc import Mapping, Sequence, Set
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -43,28 +44,29 @@ from scheduling.simulation.staging.timed_events import lost_at
 NO_STRATEGY = PlansFor()
 
 
-def planner_of(scenario: Scenario, path: Path, staged: Stage) -> SimulatedPlanner | None:
+def planner_of(staged: Stage) -> SimulatedPlanner | None:
     """Return the planner; None where no strategy follows plans. Raise ScenarioError for an unknown forecaster."""
-    forecasters = _forecasters(scenario, path, staged.cluster.endpoints)
+    scenario = staged.scenario
+    _check_forecasters(scenario, staged.path)
     if staged.scaled is None or not staged.scaled.one.uses_advice:
         return None
+    own = staged.scaled.settings
     follows = {
-        key[0]: at_level(strategy.plans_for, scenario.at(key, "demand_level", scenario.planner))
+        key[0]: at_level(strategy.plans_for, own[key].demand_level)
         for key, strategy in staged.scaled.strategies.items()
         if strategy.uses_advice
     }
     follows |= dict.fromkeys(set(staged.cluster.models) - set(follows), NO_STRATEGY)
-    whole, expected = _fleet(scenario, staged, frozenset()), _expected(scenario, path, staged, forecasters)
-    known = capabilities(scenario, staged)
+    whole, expected, known = _fleet(staged, frozenset()), _expected(staged, own), capabilities(staged)
     settings = PlanSettings(scenario.planner.period_s, scenario.planner.epsilon, scenario.planner.time_limit_s)
 
     def inputs_at(now_s: float, views: Sequence[EndpointView]) -> PlanInputs:
         """Return the inputs without places whose machines are lost then."""
         lost = lost_at(scenario, staged.cluster, now_s)
-        fleet = (_fleet(scenario, staged, lost) if lost else whole).with_instances(views)
+        fleet = (_fleet(staged, lost) if lost else whole).with_instances(views)
         return PlanInputs(expected.at(now_s, follows), fleet, known, follows, settings)
 
-    shares = {key[0]: _share(scenario, key) for key in reversed(staged.cluster.endpoints)}
+    shares = {key[0]: own[key].niw_share for key in reversed(staged.cluster.endpoints)}
     return SimulatedPlanner(inputs_at, follows, settings, shares, _plan)
 
 
@@ -77,11 +79,8 @@ def _plan(now_s: float, inputs: PlanInputs) -> FleetPlan:
     return plan
 
 
-def _forecasters(scenario: Scenario, path: Path, endpoints: Sequence[Endpoint]) -> dict[Endpoint, str]:
-    """Return the forecaster of each of *endpoints*. Raise ScenarioError for an unknown or unavailable one.
-
-    Where a bundle's is unavailable, the best stands in, as live.
-    """
+def _check_forecasters(scenario: Scenario, path: Path) -> None:
+    """Raise ScenarioError for an unknown or unavailable forecaster."""
     named: list[tuple[Key, str]] = [(("forecast", "forecaster"), scenario.forecast.forecaster)]
     named += [(("endpoints", at, "forecaster"), one.forecaster or "") for at, one in enumerate(scenario.endpoints)]
     for key, name in named:
@@ -89,14 +88,17 @@ def _forecasters(scenario: Scenario, path: Path, endpoints: Sequence[Endpoint]) 
             forecaster_named(name)
         except ValueError as error:
             raise wrong_at(path, text_of(path), key, str(error)) from error
-    return {key: usable(scenario.at(key, "forecaster", scenario.forecast)) for key in endpoints}
 
 
-def _expected(scenario: Scenario, path: Path, staged: Stage, forecasters: Mapping[Endpoint, str]) -> ExpectedDemand:
-    """Return the demand that plans expect: forecasts of the interactive classes, the rate at which deferred work arrives."""
-    cluster, requests, window_s = staged.cluster, staged.requests, float(scenario.forecast.window_s)
+def _expected(staged: Stage, settings: Mapping[Endpoint, Any]) -> ExpectedDemand:
+    """Return the demand that plans expect: forecasts of the interactive classes, the rate at which deferred work arrives.
+
+    *settings*: `Scenario.at` each endpoint. Where a bundle's forecaster is unavailable, the best stands in, as live.
+    """
+    scenario, cluster, requests = staged.scenario, staged.cluster, staged.requests
+    window_s, forecasters = float(scenario.forecast.window_s), [usable(own.forecaster) for own in settings.values()]
     count = max(1, ceil(scenario.planner.horizon_s / window_s))
-    shares = [_share(scenario, key) for key in cluster.endpoints]
+    shares = [own.niw_share for own in settings.values()]
     deferred = (one.deadline_s for one in scenario.classes.values() if one.kind == "non_interactive")
     over_s = arrivals_over_s(filter(None, deferred))
     kinds = [one.kind for one in scenario.classes.values()]
@@ -109,14 +111,14 @@ def _expected(scenario: Scenario, path: Path, staged: Stage, forecasters: Mappin
         before, asked, others = _after(staged.past, asked, others, window_s)
         before_s = before * MINUTE_S
     past = [np.zeros((len(cluster.endpoints), 0))] * 2
-    if scenario.forecast.history_days and not {ORACLE, RECENT} >= set(forecasters.values()):
-        past = _past(scenario, path, staged, shown)
+    if scenario.forecast.history_days and not {ORACLE, RECENT} >= set(forecasters):
+        past = _past(staged, shown)
     series = [
         [
-            SeriesForecasts(forecasters[key], window_s, minutes_of[at], past_of[at], 3600 * scenario.forecast.refit_h)
+            SeriesForecasts(forecaster, window_s, minutes_of[at], past_of[at], 3600 * scenario.forecast.refit_h)
             for minutes_of, past_of in zip((asked.prompt, asked.output), past, strict=True)
         ]
-        for at, key in enumerate(cluster.endpoints)
+        for at, forecaster in enumerate(forecasters)
     ]
 
     def bands(at: int, now_s: float) -> tuple[Band, Band]:
@@ -125,11 +127,6 @@ def _expected(scenario: Scenario, path: Path, staged: Stage, forecasters: Mappin
 
     seen = cached(asked.digest() + others.digest() + repr((shares, over_s)).encode())
     return ExpectedDemand(cluster.endpoints, window_s, bands, asked, others, before_s, shares, over_s, seen)
-
-
-def _share(scenario: Scenario, key: Endpoint) -> float:
-    """Return the share of deferred work that plans of endpoint *key* have room for."""
-    return float(scenario.at(key, "niw_share", scenario.planner))
 
 
 def _after(
@@ -147,21 +144,21 @@ def _finite(band: Band) -> Band:
     return Band(*(values if np.isfinite(values).all() else np.nan_to_num(values) for values in band))
 
 
-def _past(scenario: Scenario, path: Path, staged: Stage, classes: list[int]) -> list[np.ndarray]:
+def _past(staged: Stage, classes: list[int]) -> list[np.ndarray]:
     """Return prompt and output tokens of the days before the start, as (endpoints, windows)."""
-    before = past_requests(scenario, path, staged)
-    minutes = 7 * 1440 * ceil(scenario.forecast.history_days / 7)
-    asked = DemandMinutes.of(staged.cluster, before, classes, minutes)
-    window_s = scenario.forecast.window_s
+    forecast = staged.scenario.forecast
+    minutes = 7 * 1440 * ceil(forecast.history_days / 7)
+    asked = DemandMinutes.of(staged.cluster, past_requests(staged), classes, minutes)
+    window_s = forecast.window_s
     windows = int(minutes * MINUTE_S // window_s)
-    kept = int(scenario.forecast.history_days * 86_400 // window_s)
+    kept = int(forecast.history_days * 86_400 // window_s)
     return [
         np.array([by_window(row, window_s, windows)[windows - kept :] for row in rows])
         for rows in (asked.prompt, asked.output)
     ]
 
 
-def _fleet(scenario: Scenario, staged: Stage, lost: Set[int]) -> Fleet:
+def _fleet(staged: Stage, lost: Set[int]) -> Fleet:
     """Return the places of instances by model, region and GPUs; an instance is one unit, shared by models on the same
     GPUs.
 
@@ -176,16 +173,14 @@ def _fleet(scenario: Scenario, staged: Stage, lost: Set[int]) -> Fleet:
         places[place] = places.get(place, 0) + (at not in lost)
         units[place[1:]] = units.get(place[1:], 0) + (at not in lost)
     delays = cluster.delays
-    start_s = {(spec.model, spec.region, spec.gpu_type): spec.start_s for spec in cluster.instances}
+    specs = {(spec.model, spec.region, spec.gpu_type): spec for spec in cluster.instances}
     deployments, left = {}, {key: bounds.min_instances for key, bounds in scaled.bounds.items()}
     for (model, region, gpus), count in places.items():
         bounds = scaled.bounds[model, region]
         most = min(bounds.max_instances, units[region, gpus] if cluster.share_spot else count)
         least = min(left[model, region], most)
         left[model, region] -= least
-        price = staged.prices[gpus].on_demand_usd
-        measured_s = start_s[model, region, gpus]
-        of_delays = delays.local_weights_s, delays.start_s
-        takes_s = of_delays if measured_s is None else (measured_s, 0.0)
-        deployments[model, region, gpus] = Deployed(0, 0, least, most, 1, price, *takes_s)
+        spec = specs[model, region, gpus]
+        takes_s = (delays.local_weights_s, delays.start_s) if spec.start_s is None else (spec.start_s, 0.0)
+        deployments[model, region, gpus] = Deployed(0, 0, least, most, 1, spec.usd_per_hour, *takes_s)
     return Fleet(deployments, units)

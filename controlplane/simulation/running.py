@@ -2,91 +2,80 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 from controlplane.simulation.planner import planner_of
-from scheduling.planning.advisor import SimulatedPlanner
+from scheduling.planning.advisor import FleetPlan, SimulatedPlanner
 from scheduling.simulation.cluster import loop
 from scheduling.simulation.cluster.world import State
-from scheduling.simulation.measures.results import Measures
+from scheduling.simulation.measures.results import (
+    counter_table,
+    hour_table,
+    move_table,
+    request_table,
+    run_table,
+)
 from scheduling.simulation.measures.tables import Table
 from scheduling.simulation.result import Result
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.staging import SOURCE, Stage, stage
 
-MOVE_COLUMNS: Final = ("time_s", "model", "region", "wanted", "done", "reason")
 PLAN_COLUMNS: Final = (
     "made_at_s", "valid_until_s", "model", "region", "target_instances", "soon_instances", "forecast_tokens_per_s", "solver",
 )  # fmt: skip
-CHANGE_COLUMNS: Final = ("time_s", "instance", "model", "region", "state")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Simulated:
     """Result of a simulated scenario, with its stage and planner."""
 
     staged: Stage
     about: dict[str, Any]
     result: Result
-    measures: Measures
     planner: SimulatedPlanner | None
 
-    @property
-    def moves(self) -> Table:
-        endpoints = self.result.cluster.endpoints
-        rows = [
-            (each.time_s, *endpoints[each.endpoint], each.wanted, each.done, each.reason) for each in self.result.moves
-        ]
-        return Table(MOVE_COLUMNS, rows)
-
-    @property
-    def plans(self) -> Table:
-        """Return plans that strategies followed. Windows that no strategy looked at are planned to fill it."""
-        rows = [
-            (
-                each.made_at_s,
-                each.valid_until_s,
-                *endpoint,
-                each.target_instances,
-                " ".join(str(count) for count in each.soon_instances),
-                round(each.forecast_tokens_per_s, 3),
-                str(plan.plan.solver),
-            )
-            for plan in (self.planner.made if self.planner else [])
-            for endpoint, each in plan.endpoints.items()
-        ]
-        return Table(PLAN_COLUMNS, rows)
-
-    @property
-    def changes(self) -> Table:
-        """Return every instance's states, in order of time: starts, drains, reclaims, failures, redeploys."""
-        cluster = self.result.cluster
-        rows = [
-            (float(time_s), cluster.instances[instance].name, *cluster.endpoints[endpoint], State(after).name.lower())
-            for time_s, instance, endpoint, _, after in self.result.changes.tolist()
-        ]
-        return Table(CHANGE_COLUMNS, rows)
-
+    @cached_property
     def tables(self) -> dict[str, Table]:
         """Return all tables but the series and the changes, by name."""
-        measures = self.measures
+        result = self.result
         return {
-            "measures": measures.requests,
-            "hours": measures.hours,
-            "runs": measures.runs,
-            "counters": measures.counters,
-            "moves": self.moves,
-            "plans": self.plans,
+            "measures": request_table(result, self.staged.tenants),
+            "hours": hour_table(result),
+            "runs": run_table(result),
+            "counters": counter_table(result),
+            "moves": move_table(result),
+            "plans": _plan_table(self.planner.made if self.planner else []),
         }
 
     def as_json(self) -> dict[str, Any]:
         """Return `tables` as objects; values that could not be measured are null."""
-        tables = self.tables().items()
-        return {**self.about, **{name: [_finite(row) for row in table.as_dicts()] for name, table in tables}}
+        return {
+            **self.about,
+            **{name: [_finite(row) for row in table.as_dicts()] for name, table in self.tables.items()},
+        }
+
+
+def _plan_table(plans: Iterable[FleetPlan]) -> Table:
+    """Return the plans that strategies followed. Windows that no strategy looked at are planned to fill it."""
+    rows = [
+        (
+            each.made_at_s,
+            each.valid_until_s,
+            *endpoint,
+            each.target_instances,
+            " ".join(str(count) for count in each.soon_instances),
+            round(each.forecast_tokens_per_s, 3),
+            str(plan.plan.solver),
+        )
+        for plan in plans
+        for endpoint, each in plan.endpoints.items()
+    ]
+    return Table(PLAN_COLUMNS, rows)
 
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:
@@ -107,11 +96,10 @@ def simulate(
     Raises ScenarioError, ValueError, and RuntimeError if requests wait for ever.
     """
     staged = start or stage(scenario, path)
-    planner = planner_of(scenario, path, staged) if staged.advisor is None else None
+    planner = planner_of(staged) if staged.advisor is None else None
     began = time.monotonic()
     result = staged.run(advisor=staged.advisor or planner, progress=progress)
     took_s = time.monotonic() - began
-    measures = Measures(result, staged.names, staged.promises, staged.prices)
     about = {
         "scenario": scenario.title or path.stem,
         "seed": staged.seed,
@@ -122,16 +110,16 @@ def simulate(
         "simulated_s": float(result.end_s),
         "took_s": round(took_s, 3),
         "failures": int((result.changes["after"] == State.FAILED).sum()),
-        **_hours(measures),
+        **_hours(result),
     }
-    return Simulated(staged, about, result, measures, planner)
+    return Simulated(staged, about, result, planner)
 
 
-def _hours(measures: Measures) -> dict[str, float]:
+def _hours(result: Result) -> dict[str, float]:
     """Return instance-hours and dollars of all models."""
     wanted = {"instance_h": "instance_hours", "wasted_h": "wasted_hours", "cost_usd": "cost_usd"}
     sums = dict.fromkeys(wanted.values(), 0.0)
-    for by, _, name, value in measures.hours.rows:
+    for by, _, name, value in hour_table(result).rows:
         if by == "model" and name in wanted:
             sums[wanted[name]] += value
     return {name: round(value, 6) for name, value in sums.items()}

@@ -10,6 +10,7 @@ from django.db.models import QuerySet
 
 from controlplane.fleet.models import Instance, Model, WeightedTarget
 from controlplane.gateway.admission.validation import Kind
+from controlplane.gateway.explanation import trace_of
 from controlplane.gateway.models import LedgerRow, Outcome
 from controlplane.gateway.selectors import OWN_REGION
 from controlplane.rows import narrowed
@@ -168,7 +169,7 @@ def ledger_measurements(rows: QuerySet[LedgerRow]) -> list[Measurements]:
 
 def _running(row: LedgerRow) -> int | None:
     """Return requests running on the instance when *row* was placed; None if its trace does not say."""
-    for placement in reversed(row.trace):
+    for placement in reversed(trace_of(row)):
         for seen in placement.get("seen", ()):
             if seen.get("instance") == row.instance:
                 return int(seen["running"])

@@ -179,7 +179,8 @@ class Trees(LengthModel):
         return np.concatenate([rows, self.habits.rows(queries)], axis=1)
 
     def _read(self, query: LengthQuery) -> NDArray[np.float32]:
-        return unpacked(query.features, self._score()) if query.features else features(extract(query), self._score())
+        score = self._score()
+        return unpacked(query.features, score) if query.features else features(extract(query), score)
 
     def _score(self) -> TextScore:
         if self.text is None:

@@ -5,9 +5,8 @@ Three things make gaps: minutes in which nothing was written down at all, window
 windows next to a gap that were only partly collected (`without_partial`).
 """
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,7 +15,6 @@ Values = NDArray[np.float64]
 
 LEAST_RATE: Final = 1e-6  # tokens a second; a mean below it is none, and nothing is divided by it
 DAY_S: Final = 86_400.0
-MINUTE_S: Final = 60.0
 QUANTITIES: Final = ("prompt", "output")
 
 MOST_WINDOWS: Final = 4_000_000  # of a series; beyond it a time stamp is wrong
@@ -92,45 +90,6 @@ def from_trace(
         raise ValueError(f"{windows:,} windows of {window_s:g} s: more than {MOST_WINDOWS:,}")
     rate = np.bincount(index, weights=counts, minlength=windows)[:windows] / window_s
     return Series(0.0, window_s, rate[:-1] if windows > 1 else rate, name)
-
-
-def group_minutes(
-    rows: Iterable[Mapping[str, Any]], *, by: tuple[str, ...] = ("model", "region", "slo_class")
-) -> dict[tuple[str, ...], dict[str, Series]]:
-    """Return separate prompt and output series of one-minute windows for every group of ledger minutes, from rows as
-    dicts.
-
-    A row has `minute` (a datetime), `prompt_tokens`, `output_tokens` and the columns of *by*; rows of one minute are added
-    up, and leaving a column out of *by* adds its values up. All series share one range. A minute counts as measured if any
-    row of any group has it: a group without a row then had no demand. Other minutes are gaps.
-    """
-    columns: dict[tuple[str, ...], tuple[list[float], list[float], list[float]]] = {}
-    for row in rows:
-        minutes, prompts, outputs = columns.setdefault(tuple(str(row[key]) for key in by), ([], [], []))
-        minutes.append(row["minute"].timestamp() // MINUTE_S)
-        prompts.append(row["prompt_tokens"] / MINUTE_S)
-        outputs.append(row["output_tokens"] / MINUTE_S)
-    everything = np.array([minute for minutes, _, _ in columns.values() for minute in minutes], np.int64)
-    if not everything.size:
-        return {}
-    first = int(everything.min())
-    if (count := int(everything.max()) - first + 1) > MOST_WINDOWS:
-        raise ValueError(f"{count:,} minutes: more than {MOST_WINDOWS:,}")
-    measured = np.full(count, np.nan)
-    measured[everything - first] = 0.0
-
-    def series(minutes: list[float], rates: list[float], name: str) -> Series:
-        summed = measured.copy()
-        np.add.at(summed, np.array(minutes, np.int64) - first, rates)
-        return Series(first * MINUTE_S, MINUTE_S, summed, name)
-
-    return {
-        key: {
-            quantity: series(minutes, rates, " ".join([*key, quantity]))
-            for quantity, rates in zip(QUANTITIES, (prompts, outputs), strict=True)
-        }
-        for key, (minutes, prompts, outputs) in columns.items()
-    }
 
 
 def aggregate(series: Series, window_s: float, *, known_share: float = KNOWN_SHARE) -> Series:

@@ -8,9 +8,7 @@ likely to follow a unit and when it ends. What was used least recently leaves fo
   waiting queue, the paper's baseline).
 - `hermes`: this, and what the calls use that runs will probably make next.
 
-`likely_calls` with `start_in_s` is the rule for every kind and under both clocks; `AdapterPrewarming` carries it out for
-adapters, `system_prompts.PromptPrewarming` for prompts, and `warm_pool.WarmPool` for what is warm in a number of places:
-containers and DNN models.
+`likely_calls_of` with `start_in_s` is the rule for every kind; `scheduling.control.prewarming` acts on it.
 
 The paper's text and its formula differ. By the formula, p_e = p_s P(t_c > t_s + t_p) (equation 3), the probability that the
 call comes and finds its backend warm falls as the start t_s is put off: with a smaller K prewarming starts later, and there
@@ -21,7 +19,6 @@ the first moment with that p_e >= K.
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Final, Literal, NamedTuple
 
@@ -29,26 +26,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.applications.demand_graph import Backend
-from scheduling.applications.standings import KnownGraph, Run, RunCall, Standings
-from scheduling.fleet.arrays import MEMORY_SLOTS, EndpointArrays, FleetArrays
-from scheduling.queueing.waiting_set import WaitingArrays
-from scheduling.routing.adapters import NOT_LOADED, ON_GPU, takes_adapter, tier_of, use_adapter
+from scheduling.applications.standings import KnownGraph, Run, RunCall
+from scheduling.fleet.arrays import EndpointArrays, FleetArrays
+from scheduling.routing.adapters import NOT_LOADED
 
-Prewarming = Literal["lru", "epwq", "hermes"]
+PrewarmBy = Literal["lru", "epwq", "hermes"]
 LRU: Final = "lru"
 HERMES: Final = "hermes"
 WarmKind = Literal["adapter", "prefix", "model", "container", "dnn"]
 USUAL_K: Final = 0.5
 """The paper's default."""
-LOOK_S: Final = 1.0
-"""Period of `AdapterPrewarming.look`: a start that is due before the next look is made now."""
+PERIOD_S: Final = 1.0
+"""Period of prewarming: a start that is due before the next time is made now."""
 USUAL_SHARE: Final = 0.05
 AGAIN_S: Final = 60.0
 """After a model was woken, or a prompt could not be warmed, until the same is tried again."""
 OPEN_S: Final = 600.0
 """After which what was warmed and not used counts as waste."""
 MOST_WAITING: Final = 32
-"""First waiting requests of an endpoint whose adapters are prewarmed."""
+"""First waiting requests of an endpoint for which adapters and system prompts are prewarmed."""
 
 
 def start_in_s(ends_in_s: NDArray[np.float64], probability: float, warm_s: float, k: float) -> float | None:
@@ -103,36 +99,9 @@ class LikelyCall(NamedTuple):
 
 
 def due(likely: Iterable[LikelyCall], *kinds: str) -> list[LikelyCall]:
-    """Return the calls whose warming starts before the next look, the first to start first."""
-    now = [call for call in likely if call.target.kind in kinds and call.start_in_s <= LOOK_S]
+    """Return the calls whose warming starts within `PERIOD_S`, the first to start first."""
+    now = [call for call in likely if call.target.kind in kinds and call.start_in_s <= PERIOD_S]
     return sorted(now, key=lambda call: (call.start_in_s, call.run))
-
-
-def wakes(
-    likely: Iterable[LikelyCall], endpoint: int, now_s: float, again_s: float, *, woken: bool
-) -> LikelyCall | None:
-    """Return the call for which an instance of *endpoint*, where none is awake, wakes now; None to let it sleep.
-
-    *again_s*: not before, since one was woken; *woken*: one was, and no call has used it since.
-    """
-    if woken or now_s < again_s:
-        return None
-    return next((call for call in due(likely, "model") if call.target.endpoint == endpoint), None)
-
-
-def likely_calls(
-    standings: Standings,
-    produced: Callable[[int], int],
-    needs: Needs,
-    k: float,
-    now_s: float,
-) -> list[LikelyCall]:
-    """Return the calls that runs will probably make next, of each run as `likely_calls_of` has them."""
-    return [
-        call
-        for run in standings.runs.values()
-        for call in likely_calls_of(run, standings.graphs.get(run.application), produced, needs, k, now_s)
-    ]
 
 
 def likely_calls_of(
@@ -222,87 +191,3 @@ def nearest(fleet: FleetArrays, near: Mapping[int, int]) -> int:
     fewest requests run, which have the fewest tokens left.
     """
     return min(near, key=lambda at: (-near[at], int(fleet.running[at]), int(fleet.remaining_tokens[at]), at))
-
-
-class Warmed(NamedTuple):
-    """An adapter that is brought onto the GPU of an instance."""
-
-    instance: int
-    adapter: int
-    leaves: int
-    """Adapter to unload for it, -1 for none."""
-    again: bool
-    """Whether it is in CPU memory."""
-
-
-class AdapterPrewarming:
-    """Prewarming on the arrays of one clock; call `look` every `LOOK_S`, and `use` when an instance is given a request.
-
-    `counts` has the adapters `warmed`, those of them `used` by a request afterwards, and those `wasted`: they left
-    without.
-    """
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter(warmed=0, used=0, wasted=0)
-        self._unused: set[tuple[int, int]] = set()
-
-    def use(self, instance: int, adapter: int) -> None:
-        """Record that a request with *adapter* was given to *instance*."""
-        if (instance, adapter) in self._unused:
-            self._unused.remove((instance, adapter))
-            self.counts["used"] += 1
-
-    def look(
-        self,
-        fleet: FleetArrays,
-        endpoints: EndpointArrays,
-        waiting: WaitingArrays,
-        by: Callable[[int], str],
-        likely: Iterable[LikelyCall] = (),
-    ) -> list[Warmed]:
-        """Return the adapters to load now, which are counted as loaded; *by* is the prewarming of each endpoint."""
-        self._note_waste(fleet)
-        warmed: list[Warmed] = []
-        of: dict[int, list[int]] = {}
-        for call in due(likely, "adapter"):
-            if by(call.target.endpoint) == HERMES and isinstance(call.target.name, int):
-                of.setdefault(call.target.endpoint, []).append(call.target.name)
-        for endpoint in range(endpoints.cursor.size):
-            if by(endpoint) == LRU or endpoint >= waiting.size.size:
-                continue
-            # What is used first is made the most recently used one last.
-            first = first_waiting(waiting, endpoint, waiting.adapter >= 0)
-            adapters = [*waiting.adapter[first].tolist(), *of.get(endpoint, ())]
-            members = endpoints.members[endpoints.first[endpoint] : endpoints.first[endpoint + 1]]
-            room = int(fleet.adapter_slots[members, MEMORY_SLOTS].sum())
-            soonest = list(dict.fromkeys(adapters))[:room]
-            warmed += [one for each in reversed(soonest) if (one := self._warm(fleet, members, each)) is not None]
-        return warmed
-
-    def _warm(self, fleet: FleetArrays, members: NDArray[np.int32], adapter: int) -> Warmed | None:
-        """Bring *adapter* onto the GPU of one of *members*, the `nearest`."""
-        able = [at for at in members.tolist() if fleet.accepting[at] and takes_adapter(fleet, at, adapter)]
-        if not able:
-            return None
-        tiers = {at: int(tier_of(fleet, at, adapter)) for at in able}
-        instance = nearest(fleet, tiers)
-        leaves = int(use_adapter(fleet, instance, adapter, 0))
-        if tiers[instance] == ON_GPU:
-            return None
-        self.counts["warmed"] += 1
-        self._unused.add((instance, adapter))
-        return Warmed(instance, adapter, leaves, tiers[instance] != NOT_LOADED)
-
-    def _note_waste(self, fleet: FleetArrays) -> None:
-        gone = {each for each in self._unused if tier_of(fleet, *each) == NOT_LOADED}
-        self._unused -= gone
-        self.counts["wasted"] += len(gone)
-
-
-def first_waiting(waiting: WaitingArrays, endpoint: int, among: NDArray[np.bool_] | None = None) -> list[int]:
-    """Return the slots of the first requests that wait for *endpoint*, in order; of those *among* (a mask), if given."""
-    slots = waiting.heap[endpoint, : waiting.size[endpoint]]
-    slots = slots if among is None else slots[among[slots]]
-    order = np.lexsort((waiting.sequence[slots], waiting.key[slots]))[:MOST_WAITING]
-    first: list[int] = slots[order].tolist()
-    return first

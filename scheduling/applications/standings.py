@@ -1,8 +1,8 @@
-"""Standings of application runs: what each still needs, as its calls come and end (Hermes sections 3.2 and 3.3).
+"""Standings of application runs: what each still needs, as its calls arrive and end (Hermes sections 3.2 and 3.3).
 
 The live dispatcher and the simulator report every call of a run to the same `Standings`, and order what waits by the same
-keys (`ordering.run_key`). What a run needs is drawn again when a call comes: the demands of the steps before it are known by
-then, and so is its own input. In between its rank is refreshed once its attained service goes past the end of a bucket.
+keys (`ordering.run_key`). What a run needs is drawn again when a call arrives: the demands of the steps before it are known
+by then, and so is its own input. In between its rank is refreshed once its attained service goes past the end of a bucket.
 
 Calls become steps as in `recording`: those of a unit that run at once are one step, caused by the step that ended last.
 While further ones may be on their way (`GATHERS_S`), how many they will be is drawn too. Service is that of the endpoints
@@ -33,14 +33,14 @@ from scheduling.applications.remaining import (
     remaining,
 )
 from scheduling.compiled import uncompiled
-from scheduling.queueing.groups import BY_RANK
-from scheduling.queueing.ordering import BY_RUN, HERMES, QLM, Standing, run_key
-from scheduling.queueing.waiting_set import WaitingArrays, rekey, rerank
+from scheduling.policy import EndpointPolicy
+from scheduling.queueing.groups import BY_RANK, GROUP_ORDERS
+from scheduling.queueing.ordering import BY_RUN, ORDERINGS, QLM, Standing, run_key
 
 SAMPLES: Final = 200
-"""Walks of the demand graph when a call comes."""
+"""Walks of the demand graph when a call arrives."""
 GATHERS_S: Final = 0.25
-"""So long after a call of a step another one of it may be on its way: 98 % of the demo's come within 0.14 s, under load."""
+"""So long after a call of a step another one of it may be on its way: 98 % of the demo's do within 0.14 s, under load."""
 MOST_RUNS: Final = 100_000
 """Runs followed at once; a further one pushes out the one that was heard of least lately."""
 
@@ -95,7 +95,7 @@ class KnownGraph(NamedTuple):
 
 
 class RunCall(NamedTuple):
-    """A call of a run that comes. *request* identifies it until it ends."""
+    """A call of a run that arrives. *request* identifies it until it ends."""
 
     request: int
     application: Hashable
@@ -126,7 +126,11 @@ class PastCall(NamedTuple):
     prompt_tokens: int
     output_tokens: float | None
     """Seconds of a unit that is no LLM. None: it failed."""
-    rate: ServiceRate
+    rate: ServiceRate = ServiceRate()
+    model: str = ""
+    """As in the ledger; empty of a unit that is no LLM."""
+    region: str = ""
+    """Of its caller."""
 
 
 @dataclass(slots=True)
@@ -151,7 +155,7 @@ class _Step:
         return self.input_tokens / self.calls, self.output_tokens / max(1, ended), float(self.calls)
 
     def gathers(self, now_s: float, graph: KnownGraph) -> bool:
-        """Whether further calls may be on their way: it has just come, none has ended, and recorded ones had more."""
+        """Whether further calls may be on their way: it has just arrived, none has ended, and recorded ones had more."""
         just_came = now_s < self.came_s + GATHERS_S and self.open == self.calls
         return just_came and self.calls < graph.most_at_once(self.unit)
 
@@ -197,14 +201,14 @@ class Run:
     late_s: float = np.inf
     """When it can no longer be in time; infinity once it is late."""
     gathered_s: float = np.inf
-    """When its open step that just comes has gathered its calls; infinity for none."""
+    """When its open step that has just begun has gathered its calls; infinity for none."""
     draws: int = 0
     reports: int = 0
     """Of calls that came or ended."""
     changed: bool = True
     """Whether a step has ended since its service was drawn."""
 
-    def come(self, call: RunCall, now_s: float) -> None:
+    def arrive(self, call: RunCall, now_s: float) -> None:
         """Take in *call*, which opens a step or joins one."""
         if call.unit in SESSION_UNITS:
             self.idle_s = SESSION_IDLE_S
@@ -358,8 +362,8 @@ class Standings:
         self._of_call: dict[int, Run] = {}
         self._numbers = 0
 
-    def come(self, call: RunCall, now_s: float) -> Run:
-        """Return the run of *call*, which comes now; its service is to be drawn (`stand`)."""
+    def arrive(self, call: RunCall, now_s: float) -> Run:
+        """Return the run of *call*, which arrives; its service is to be drawn (`refreshed`)."""
         if (known := self._of_call.get(call.request)) is not None:
             return known  # it waits again
         key = call.application, call.run
@@ -373,7 +377,7 @@ class Standings:
             self._numbers += 1
         if math.isnan(run.due_s):
             run.due_s, run.weight = run.began_s + call.due_in_s, call.weight
-        run.come(call, now_s)
+        run.arrive(call, now_s)
         run.heard_s = now_s
         self._of_call[call.request] = run
         return run
@@ -405,11 +409,11 @@ class Standings:
             one = calls[at]
             if kind == 1:
                 past = RunCall(-1 - at, application, name, one.unit, one.prompt_tokens, 0, one.rate)
-                run.come(past, moment_s)
+                run.arrive(past, moment_s)
             else:
                 run.end(-1 - at, one.output_tokens, one.ended_s)
         for request, (step, call) in known.calls.items() if known is not None else ():
-            run.come(call, step.began_s)
+            run.arrive(call, step.began_s)
             self._of_call[request] = run
         self.runs[application, name] = self.by_number[run.number] = run
         return run
@@ -434,7 +438,7 @@ class Standings:
         """Whether any call is open."""
         return bool(self._of_call)
 
-    def stand(self, run: Run, now_s: float, produced: Callable[[int], int] | None = None) -> Standing:
+    def refreshed(self, run: Run, now_s: float, produced: Callable[[int], int] | None = None) -> Standing:
         """Return the standing of *run*, drawn again if a call came or ended since, or its step has gathered its calls."""
         if run.changed or run.whole_s is None or now_s >= run.gathered_s:
             run.draw(self.graphs.get(run.application), now_s, self.reading.buckets)
@@ -457,47 +461,13 @@ class Standings:
             del self._of_call[request]
 
 
-def rekey_run(
-    waiting: WaitingArrays,
-    run: int,
-    standing: Standing,
-    orderings: NDArray[np.int64],
-    stretches: NDArray[np.float64],
-) -> int:
-    """Give the waiting requests of *run* the keys of its *standing*, or ranks inside their request groups, where orders are
-    by run; return the number that changed.
-
-    *orderings* and *stretches* are those of endpoints.
-    """
-    slots = np.flatnonzero((waiting.run == run) & (waiting.position >= 0))
-    changed = 0
-    for slot in slots.tolist():
-        endpoint = int(waiting.endpoint[slot])
-        ordering, stretch = int(orderings[endpoint]), float(stretches[endpoint])
-        if ordering in BY_RUN:
-            key = key_in_run(ordering, standing, int(waiting.priority[slot]), stretch)
-            changed += key != waiting.key[slot]
-            rekey(waiting, slot, key)
-        elif follows_runs(ordering, int(waiting.groups.within[endpoint])):
-            rank = key_in_run(HERMES, standing, 0, stretch)
-            changed += rank != waiting.rank[slot]
-            rerank(waiting, slot, rank)
-    return changed
-
-
-def follows_runs(ordering: int, within: int) -> bool:
-    """Whether an endpoint of *ordering*, whose request groups leave by *within*, orders by application run."""
-    return ordering in BY_RUN or (ordering == QLM and within == BY_RANK)
+def follows_runs(policy: EndpointPolicy) -> bool:
+    """Whether an endpoint of *policy* orders by application run: its requests, or those inside request groups."""
+    ordering = ORDERINGS[policy.ordering]
+    return ordering in BY_RUN or (ordering == QLM and GROUP_ORDERS[policy.group_order] == BY_RANK)
 
 
 def key_in_run(ordering: int, standing: Standing, priority: int, stretch: float) -> float:
     """Return the queue key of a request whose run has that *standing*."""
     began_s, due_s, rank_s, mean_s, worst_s, _ = standing
     return uncompiled(run_key)(ordering, began_s, due_s, priority, rank_s, mean_s, worst_s, stretch)
-
-
-def runs_waiting(waiting: WaitingArrays, endpoints: NDArray[np.bool_]) -> list[int]:
-    """Return the runs with requests that wait for one of *endpoints* (a mask)."""
-    there = (waiting.run >= 0) & (waiting.position >= 0)
-    slots = np.flatnonzero(there)
-    return np.unique(waiting.run[slots[endpoints[waiting.endpoint[slots]]]]).tolist()  # type: ignore[no-any-return]

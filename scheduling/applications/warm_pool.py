@@ -27,7 +27,6 @@ class WarmBackend:
     """One backend that is warm or being warmed."""
 
     name: Hashable
-    size: float
     ready_s: float
     """When it is warm."""
     asked_s: float
@@ -39,7 +38,7 @@ class WarmBackend:
 
 
 class WarmPool:
-    """Backends that share a *capacity*, in the unit of their sizes; those idle for *keep_alive_s* leave.
+    """At most *capacity* backends; those idle for *keep_alive_s* leave.
 
     A *shared* backend serves any number of calls at once, as a DNN model does; another one serves one call at a time, as a
     container does. Where all room is in use, a call gets a backend beyond the capacity, which leaves after it: no call
@@ -55,9 +54,9 @@ class WarmPool:
         self.counts: Counter[str] = Counter(hit=0, late=0, miss=0, warmed=0, used=0, wasted=0)
         self.waited_s = self._idle_s = 0.0
 
-    def take(self, name: Hashable, warm_s: float, now_s: float, size: float = 1.0) -> WarmBackend:
-        """Return the backend for a call that comes now, warm from its `ready_s` on; a cold one takes *warm_s*."""
-        self.look(now_s)
+    def use(self, name: Hashable, warm_s: float, now_s: float) -> WarmBackend:
+        """Return the backend for a call that arrives, warm from its `ready_s` on; a cold one needs *warm_s*."""
+        self.expire(now_s)
         able = [one for one in self.backends if one.name == name and (self.shared or not one.users)]
         if able:
             one = min(able, key=lambda each: each.ready_s)
@@ -66,42 +65,42 @@ class WarmPool:
             self._idle_s += _idle_s(one, now_s)
         else:
             self.counts["miss"] += 1
-            self._make_room(size, now_s, for_call=True)
-            one = WarmBackend(name, size, now_s + warm_s, now_s, now_s)
+            self._make_room(now_s, for_call=True)
+            one = WarmBackend(name, now_s + warm_s, now_s, now_s)
             self.backends.append(one)
         one.unused, one.asked_s = False, now_s
         one.users += 1
         self.waited_s += max(0.0, one.ready_s - now_s)
         return one
 
-    def give_back(self, one: WarmBackend, now_s: float) -> None:
+    def release(self, one: WarmBackend, now_s: float) -> None:
         """End a call's use of *one*."""
         one.users -= 1
         one.asked_s = one.idle_from_s = now_s
-        if not one.users and one in self.backends and self.size > self.capacity:
+        if not one.users and one in self.backends and len(self.backends) > self.capacity:
             self._leave(one, now_s)
 
-    def warm(self, name: Hashable, warm_s: float, now_s: float, count: int = 1, size: float = 1.0) -> list[WarmBackend]:
+    def warm(self, name: Hashable, warm_s: float, now_s: float, count: int = 1) -> list[WarmBackend]:
         """Keep *count* backends free for calls that are likely, and return those that are to be started for it.
 
         There may be fewer: what is in use, or wanted at this moment too, does not leave for them.
         """
-        self.look(now_s)
+        self.expire(now_s)
         free = [one for one in self.backends if one.name == name and (self.shared or not one.users)]
         for one in free[:count]:
             one.asked_s = now_s
         started: list[WarmBackend] = []
         while len(free) + len(started) < (min(count, 1) if self.shared else count):
-            if not self._make_room(size, now_s):
+            if not self._make_room(now_s):
                 break
-            one = WarmBackend(name, size, now_s + warm_s, now_s, now_s, unused=True)
+            one = WarmBackend(name, now_s + warm_s, now_s, now_s, unused=True)
             self.backends.append(one)
             started.append(one)
             self.counts["warmed"] += 1
         return started
 
-    def look(self, now_s: float) -> None:
-        """Let backends leave whose time is over. Call now and then; every other method does."""
+    def expire(self, now_s: float) -> None:
+        """Let backends leave whose time is over. Every other method calls it."""
         for one in [each for each in self.backends if not each.users]:
             end_s = max(one.asked_s, one.ready_s) + self.keep_alive_s
             if end_s < now_s:
@@ -111,12 +110,8 @@ class WarmPool:
         """Return for how many seconds backends have been warm and not in use."""
         return self._idle_s + sum(_idle_s(one, now_s) for one in self.backends)
 
-    @property
-    def size(self) -> float:
-        return sum(one.size for one in self.backends)
-
-    def _make_room(self, size: float, now_s: float, *, for_call: bool = False) -> bool:
-        while self.size + size > self.capacity:
+    def _make_room(self, now_s: float, *, for_call: bool = False) -> bool:
+        while len(self.backends) + 1 > self.capacity:
             idle = [one for one in self.backends if not one.users and (for_call or one.asked_s < now_s)]
             if not idle:
                 return False

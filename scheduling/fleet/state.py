@@ -6,7 +6,11 @@ Times are seconds after that moment: those of the past are negative.
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, field
+
+from scheduling.queueing.promises import Calibration
+from scheduling.queueing.waits.correction import Correction
+from scheduling.queueing.waits.waiting_time import Estimate, Moments
 
 LONG_AGO_S: Final = -1e9
 """Stands for minus infinity, which JSON cannot hold."""
@@ -30,7 +34,7 @@ class InstanceState(Struct, forbid_unknown_fields=True):
     model: str
     region: str
     gpu: str
-    """GPU type; in a fork with the tensor-parallel degree (`staging.fleet.gpus_as_type`)."""
+    """GPU type; in a fork with the tensor-parallel degree (`scenario.fleet.gpus_as_type`)."""
     state: Condition
     since_s: float
     spot: bool = False
@@ -42,6 +46,8 @@ class InstanceState(Struct, forbid_unknown_fields=True):
     """It gives up its GPUs in a current swap."""
     waits: bool = False
     """It gets them next."""
+    up_s: float = 0.0
+    """When it last got them."""
     reachable: bool = True
     kv_tokens: int = 0
     adapters: list[str] = []
@@ -104,13 +110,21 @@ class RequestState(Struct, kw_only=True, forbid_unknown_fields=True):
     model_rule: str = ""
     falls_back: bool = False
     """Whether the fallback of its model may still serve it."""
-    expected_wait_s: float = 0.0
-    """As estimated when it came, where it has a fallback."""
     true_output: int | None = None
     """Output tokens, if the request has ended since."""
 
 
+class WaitState(NamedTuple):
+    """What is expected of a waiting request."""
+
+    tokens: tuple[float, ...]
+    """Mean and variance of its output, and the error of the mean, with its weight."""
+    estimate: Estimate | None
+    """Its wait as first estimated, where it still waits at that endpoint."""
+
+
 class WaitingRequest(RequestState, kw_only=True):
+    waits: WaitState | None = None
     key_s: float | None = None
     """Its queue key, a moment but where tenants have shares of its queue; None: as if it came now."""
     rank_s: float = 0.0
@@ -143,6 +157,14 @@ class RunningRequest(RequestState, kw_only=True):
     """Iterations since it entered the look-ahead map; None if it is in none."""
 
 
+class LearnedWaits(Struct):
+    """What waits at an endpoint have taught, by SLO class, "" for all, and when its last requests ended."""
+
+    corrections: dict[str, Correction] = {}
+    calibrations: dict[str, Calibration] = {}
+    finished_s: list[float] = []
+
+
 class EndpointState(Struct, forbid_unknown_fields=True):
     model: str
     region: str
@@ -171,6 +193,7 @@ class EndpointState(Struct, forbid_unknown_fields=True):
     """
     short: int = 0
     """Instances that the global scheduler misses."""
+    waits: LearnedWaits = field(default_factory=LearnedWaits)
 
 
 GROUP: Final = ("kind", "number", "joined", "prompt_tokens", "output_tokens", "opened_s", "pinned")
@@ -248,6 +271,8 @@ class FleetState(Struct, forbid_unknown_fields=True):
     memory: dict[str, float] = {}
     """Memory of the scaling strategies."""
     prompts: list[PromptState] = []
+    ended: list[tuple[str, str, Moments]] = []
+    """Lengths of ended requests, by model and SLO class, "" for all."""
 
     @property
     def requests(self) -> list[RequestState]:

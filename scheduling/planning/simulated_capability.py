@@ -12,9 +12,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from scheduling.planning.bursts import POISSON_CV, highest_load_kept
 from scheduling.planning.capacity import SIMULATED, Capability
+from scheduling.queueing.promises import Promise
 from scheduling.simulation.cluster.description import Cluster, InstanceSpec
 from scheduling.simulation.engine.config import EngineConfig
-from scheduling.simulation.measures.results import Promise, latency_s
+from scheduling.simulation.measures.results import latency_s
 from scheduling.simulation.result import Result
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import make_requests

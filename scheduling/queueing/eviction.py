@@ -44,8 +44,8 @@ MOST_SHARE: Final = 0.25
 class Eviction(NamedTuple):
     """Requests that leave one instance in favour of one that waits."""
 
-    numbers: tuple[int, ...]
-    """`Running.number` of each victim."""
+    rows: tuple[int, ...]
+    """`Running.row` of each victim."""
     instance: int
     group: int
     """Number of the group that gains; GIVEN for a request that its instance already holds and keeps waiting."""
@@ -305,12 +305,12 @@ def wanted(
     now_s: float,
 ) -> list[Eviction]:
     """Return the evictions. *limit* is by endpoint: evictions per request at most, 0 for none."""
-    size, lost, streams = running.number.size, running.lost_tokens, running.emitted_tokens > 0
+    size, lost, streams = running.row.size, running.lost_tokens, running.emitted_tokens > 0
     given = Given(
         running,
         by_instance(fleet, running),
-        np.lexsort((running.number, -running.due_s, lost, streams, running.instance)),
-        np.lexsort((running.number, running.due_s, running.instance)),
+        np.lexsort((running.row, -running.due_s, lost, streams, running.instance)),
+        np.lexsort((running.row, running.due_s, running.instance)),
         lost,
         step_s(fleet, running),
         ends_of(fleet, running),
@@ -335,7 +335,7 @@ def wanted(
         begin = chosen.last[at]
         evictions.append(
             Eviction(
-                tuple(running.number[victims].tolist()),
+                tuple(running.row[victims].tolist()),
                 int(chosen.instance[at]),
                 int(chosen.group[at]),
                 float(chosen.gain_s[at]),

@@ -7,8 +7,7 @@ order of the answer. Groups that arrived meanwhile stay where they are served fi
 skipped: a late answer is merged rather than obeyed.
 """
 
-import math
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +15,13 @@ from numpy.typing import NDArray
 from scheduling.compiled import compiled
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays, allocate_endpoints, allocate_fleet, assign_endpoint
 from scheduling.queueing.eviction import wanted
-from scheduling.queueing.groups import FREE_GROUPS, NEXT_NUMBER, GroupArrays, put_before, unqueue
+from scheduling.queueing.groups import GroupArrays, put_before, unqueue
 from scheduling.queueing.reordering import scheduler
 from scheduling.queueing.reordering.bound import shortage
 from scheduling.queueing.reordering.problem import Order, Problem, broken_rules
-from scheduling.queueing.reordering.rules import RULES, SEARCH
+from scheduling.queueing.reordering.rules import SEARCH
 from scheduling.queueing.reordering.scheduler import Answer, reorder
-from scheduling.queueing.running import Running, running_of
+from scheduling.queueing.running import running_of
 from scheduling.queueing.snapshot import Snapshot, snapshot
 from scheduling.queueing.virtual_queues import insert, insert_loose
 from scheduling.queueing.waiting_set import WaitingArrays, allocate_waiting, enqueue
@@ -147,81 +146,6 @@ def short_instances(problem: Problem) -> dict[int, int]:
         if missing:
             short[int(models[0])] = min(missing, short.get(int(models[0]), missing))
     return short
-
-
-class Reordered(NamedTuple):
-    """Result of one call of the global scheduler."""
-
-    at_s: float
-    groups: int
-    moved: int
-    answer: Answer
-
-
-class GlobalScheduler:
-    """Calls the solver when a group will be late, and not again until something has changed that could help.
-
-    *moves* bounds the solver's work in the calling thread; the same moves give the same order on every machine. *by* is
-    one of `reordering.rules.REORDERINGS`; the order of a rule, used instead of the search, applies whatever it gains.
-    """
-
-    EVERY_S: Final = 1.0
-    """Period of the check under both clocks."""
-    LEAST_GAIN: Final = 0.01
-    """Least relative gain of the objective for which groups are moved."""
-    AGAIN_S: Final = 5.0
-    """Time after which the solver is called again though no group came or went."""
-
-    def __init__(self, moves: int = 20_000, by: str = SEARCH) -> None:
-        self.moves, self.by = moves, by
-        self.short_instances: dict[int, int] = {}
-        """By endpoint with misses: instances without which no order keeps the waiting requests in time."""
-        self.tried: tuple[int, int] = (-1, -1)
-        """Groups ever made, and free group indices, when the solver was last called."""
-        self.tried_s = -math.inf
-
-    def wants(self, waiting: WaitingArrays, now_s: float) -> bool:
-        """Whether the queues may have changed since the last call of the solver, or that was long ago."""
-        # A clock that was set back must not stop the checks until it has caught up.
-        return self._known(waiting) != self.tried or abs(now_s - self.tried_s) >= self.AGAIN_S
-
-    @staticmethod
-    def _known(waiting: WaitingArrays) -> tuple[int, int]:
-        return int(waiting.groups.counters[NEXT_NUMBER]), int(waiting.groups.counters[FREE_GROUPS])
-
-    def look(
-        self,
-        fleet: FleetArrays,
-        endpoints: EndpointArrays,
-        waiting: WaitingArrays,
-        now_s: float,
-        running: Running | None = None,
-    ) -> Reordered | None:
-        """Reorder the queues if a group will be late; None if none waits or nothing has changed."""
-        if not self.wants(waiting, now_s):
-            return None
-        seen = snapshot(fleet, endpoints, waiting, now_s, running=running)
-        if seen is None:
-            return None
-        return self.take(fleet, endpoints, waiting, seen, solve(seen, moves=self.moves, by=self.by), now_s)
-
-    def take(
-        self,
-        fleet: FleetArrays,
-        endpoints: EndpointArrays,
-        waiting: WaitingArrays,
-        seen: Snapshot,
-        answer: Answer,
-        now_s: float,
-    ) -> Reordered:
-        """Merge *answer* into what was *seen*."""
-        spared = answer.before.objective - answer.after.objective
-        gains = spared >= self.LEAST_GAIN * answer.before.objective or spared == 0.0
-        moved = merge(fleet, endpoints, waiting, seen, answer) if gains or self.by in RULES else 0
-        self.short_instances = short_instances(seen.problem) if answer.after.objective > 0.0 else {}
-        if answer.before.objective > 0.0 or self.by in RULES:
-            self.tried, self.tried_s = self._known(waiting), now_s
-        return Reordered(now_s, seen.numbers.size, moved, answer)
 
 
 def warm_up() -> None:

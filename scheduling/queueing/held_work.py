@@ -220,7 +220,7 @@ class HeldWork:
     def __init__(self) -> None:
         self._held: dict[int, Held] = {}
         self._rules: dict[str, ReleaseRule] = {}
-        self._queues: dict[tuple[str, str, bool], list[tuple[float, int]]] = {}
+        self._queues: dict[tuple[str, str, bool], list[tuple[tuple[float, float], int]]] = {}
         self._expiring: list[tuple[float, int]] = []
         self._scaled_s: dict[tuple[str, str], float] = {}
         self._backlogs: defaultdict[str, _Backlog] = defaultdict(_Backlog)
@@ -249,11 +249,11 @@ class HeldWork:
                 self._queues[key] = [(self._order(self._held[number]), number) for number in numbers]
                 heapq.heapify(self._queues[key])
 
-    def _order(self, request: Held) -> float:
-        """Return the number by which *request* leaves its queue, lowest first."""
+    def _order(self, request: Held) -> tuple[float, float]:
+        """Return by what *request* leaves its queue, lowest first; its number, a row that is used again, says nothing."""
         if self.rule(request.model).by == USE or request.opportunistic:
-            return request.arrived_s
-        return request.start_by_s
+            return request.arrived_s, request.arrived_s
+        return request.start_by_s, request.arrived_s
 
     def hold(self, request: Held) -> None:
         """Take *request* in. Raise ValueError if its number is held already."""
@@ -442,7 +442,7 @@ class HeldWork:
         if signal.spot:
             kinds = (True, False) if self.rule(signal.model).by == SLACK else (True,)
         for opportunistic in kinds:
-            best: tuple[float, int] | None = None
+            best: tuple[tuple[float, float], int] | None = None
             for region in (ANYWHERE, signal.region):
                 queue = self._queues.get((signal.model, region, opportunistic), [])
                 while queue and not self._is_queued(*queue[0]):
@@ -453,7 +453,7 @@ class HeldWork:
                 return self._held[best[1]]
         return None
 
-    def _is_queued(self, order: float, number: int) -> bool:
+    def _is_queued(self, order: tuple[float, float], number: int) -> bool:
         """Whether the entry of a queue is of a request that is held, and not of one that had its number before."""
         request = self._held.get(number)
         return request is not None and self._order(request) == order

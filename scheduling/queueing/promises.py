@@ -1,4 +1,4 @@
-"""Promises at the door: what happens to a request that will probably miss its promise (QLM section 9, option c).
+"""Promises of SLO classes: what happens to a request that will probably miss its promise (QLM section 9, option c).
 
 A request is *unreachable* if the 99th percentile of its estimated wait (QLM section 6) ends after the last moment at which
 its prefill can begin and every promise of its class is still kept. Its class says what happens then: it is admitted anyway,
@@ -7,10 +7,9 @@ simulator.
 """
 
 import math
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from msgspec import Struct
 
@@ -25,7 +24,26 @@ IF_UNREACHABLE: Final = {
     REFUSE: "Refuse it at once",
 }
 UNREACHABLE: Final = "deadline_unreachable"
-"""Error code of a request refused at the door."""
+"""Error code of a request that is refused for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """Promise to the requests of an SLO class, in seconds; infinity for none."""
+
+    ttft_s: float = math.inf
+    itl_s: float = math.inf
+    e2e_s: float = math.inf
+    deadline_s: float = math.inf
+
+    @property
+    def end_s(self) -> float:
+        """Return the promise for the last token: end to end, or by the deadline."""
+        return min(self.e2e_s, self.deadline_s)
+
+    @property
+    def any(self) -> bool:
+        return min(self.ttft_s, self.itl_s, self.end_s) < math.inf
 
 
 class ClassTerms(Struct, frozen=True):
@@ -62,18 +80,7 @@ def fallbacks(terms: ClassTerms, known: Mapping[str, ClassTerms]) -> tuple[Class
     return tuple(chain[1:])
 
 
-def late_s(wait: Wait | None, due_s: float, prefill_s: float, factor: float = 1.0) -> float:
-    """Return by how many seconds a promise will be missed at the 99th percentile of *wait*; 0 if it can be kept.
-
-    *due_s* is when the first token is due (`ordering.first_due_s`), after the same moment as *wait*; *prefill_s* is the time
-    of its prefill, *factor* that of `Calibration`. Without an estimate the promise counts as reachable.
-    """
-    if wait is None or due_s == math.inf:
-        return 0.0
-    return max(0.0, factor * wait.quantile_s() + prefill_s - due_s)
-
-
-class Calibration:
+class Calibration(Struct):
     """Corrects the 99th percentile of estimated waits by the waits that followed, of one class at one endpoint.
 
     With few requests ahead the estimate counts on all that run to end first, its safe side (QLM equation 2). Where the fleet
@@ -81,35 +88,41 @@ class Calibration:
     in fifty unreachable requests counts as reachable, and one in ten until enough waits are known.
     """
 
-    ENOUGH: Final = 50
+    ENOUGH: ClassVar[int] = 50
     """Waits after which it corrects anything."""
-    KEPT: Final = 200
-    TRIED: Final = 10
-    TRIED_LATER: Final = 50
+    KEPT: ClassVar[int] = 200
+    TRIED: ClassVar[int] = 10
+    TRIED_LATER: ClassVar[int] = 50
 
-    def __init__(self) -> None:
-        self._ratios: deque[float] = deque(maxlen=self.KEPT)
-        self._unreachable = 0
+    ratios: list[float] = []
+    """Of the last waits to their estimated 99th percentiles, oldest first."""
+    unreachable: int = 0
 
     def learn(self, p99_s: float, waited_s: float) -> None:
         """Learn from a request that waited for *waited_s* where *p99_s* was estimated."""
         if p99_s > 0.0:
-            self._ratios.append(waited_s / p99_s)
+            self.ratios.append(waited_s / p99_s)
+            del self.ratios[: -self.KEPT]
 
     @property
     def factor(self) -> float:
         """Return the factor on the estimated 99th percentile, at most 1: all waits known kept within it."""
-        if len(self._ratios) < self.ENOUGH:
+        if len(self.ratios) < self.ENOUGH:
             return 1.0
-        return min(1.0, max(self._ratios))
+        return min(1.0, max(self.ratios))
 
     def late_s(self, wait: Wait | None, due_s: float, prefill_s: float) -> float:
-        """Return by how many seconds the promise of a request will be missed; 0 if it can be kept, or is tried."""
-        late = late_s(wait, due_s, prefill_s, self.factor)
+        """Return by how many seconds a promise will be missed at the 99th percentile of *wait*; 0 if it can be kept, or is
+        tried.
+
+        *due_s* is when the first token is due, after the same moment as *wait*; *prefill_s* is the time of its prefill.
+        Without an estimate the promise counts as reachable.
+        """
+        late = 0.0 if wait is None else max(0.0, self.factor * wait.quantile_s() + prefill_s - due_s)
         if late > 0.0:
-            self._unreachable += 1
-            every = self.TRIED if len(self._ratios) < self.ENOUGH else self.TRIED_LATER
-            if self._unreachable % every == 0:
+            self.unreachable += 1
+            every = self.TRIED if len(self.ratios) < self.ENOUGH else self.TRIED_LATER
+            if self.unreachable % every == 0:
                 return 0.0
         return late
 

@@ -21,8 +21,8 @@ OVERRUN_SHARE: Final = 0.5
 class Running(NamedTuple):
     """Requests at instances; one element each."""
 
-    number: NDArray[np.int64]
-    """Identifier under its clock."""
+    row: NDArray[np.int64]
+    """Of the request table."""
     instance: NDArray[np.int64]
     due_s: NDArray[np.float64]
     """Queue key: a moment on the clock of the waiting set."""
@@ -108,7 +108,7 @@ def ends_of(fleet: FleetArrays, running: Running) -> Ends:
         np.lexsort((at_s, running.instance)),
         at_s,
         np.maximum(running.expected_tokens, running.prompt_tokens + running.emitted_tokens),
-        np.zeros(running.number.size, np.uint8),
+        np.zeros(running.row.size, np.uint8),
     )
 
 

@@ -134,7 +134,6 @@ def snapshot(
     serving_rows, swap_rows, drain_rows = [], [], []
     queue_type = np.zeros(queue_ids.size, np.int64)
     loaded = np.full(queue_ids.size, NONE, np.int64)
-    batches = batches_of(fleet, arrays)
     free_s, starts_s = np.zeros(queue_ids.size), np.zeros(fleet.endpoint.size)
     if running is not None:
         usual_tokens = arrays.mean_tokens[np.maximum(fleet.endpoint, 0)]
@@ -177,7 +176,10 @@ def snapshot(
     due_s, service_s, own_s = np.zeros(count), np.zeros((count, types)), np.zeros((count, types))
     # An instance with a waiting group is full, and its sequences become free one by one: so the last of a group starts a
     # whole service after the first. Only after a swap, when it is empty, does a batch start at once.
-    batches[(arrays.swap_s[: batches.size] == np.inf) | (fleet.accepting != 0)] = 1.0
+    batches = np.ones(fleet.endpoint.size)
+    for each in members:
+        if not fleet.accepting[each]:
+            batches[each] = batch_of(fleet, arrays, each)
     _write_groups(
         fleet, waiting, now_s, places, np.array(serving_rows), batches, requests, model, due_s, service_s, own_s
     )
@@ -196,13 +198,3 @@ def snapshot(
     )
     numbers = arrays.groups["number"][places].copy()
     return Snapshot(problem, Order(first, standing), numbers, places, queue_ids.astype(np.int32))
-
-
-def batches_of(fleet: FleetArrays, arrays: GroupArrays) -> NDArray[np.float64]:
-    """Return the requests that each instance runs at once, by the usual size at its endpoint (QLM equation 16)."""
-    memory = np.where(fleet.memory_tokens > 0, fleet.memory_tokens, fleet.kv_capacity_tokens).astype(np.float64)
-    mean_tokens = np.where(fleet.endpoint >= 0, arrays.mean_tokens[fleet.endpoint], 0.0)
-    batch = np.where(fleet.carried > 0, fleet.carried, fleet.max_num_seqs).astype(np.float64)
-    known = (memory > 0) & (mean_tokens > 0)
-    batch[known] = np.minimum(batch[known], memory[known] / mean_tokens[known])
-    return np.maximum(batch, 1.0)

@@ -6,7 +6,7 @@ each queue by due time (`insert_loose`: earliest due first, earliest completion)
 improves the order later.
 
 Instances that share their GPUs share one queue, with groups of all their models (`groups.share_queues`). The one that is
-awake pulls while the first group is of its model; if it is of another, a swap is due (`scaling.swapping`), so it gets no
+awake pulls while the first group is of its model; if it is of another, a swap is due (`control.swaps`), so it gets no
 more requests. A new group goes where its model is served anyway, unless that makes a group that it overtakes late
 (`place_in_shared`).
 

@@ -139,10 +139,15 @@ def grow_waiting(
     )
 
 
-def in_order(waiting: WaitingArrays, endpoint: int) -> NDArray[np.int32]:
-    """Return the slots that wait for *endpoint*, in the order in which they would leave."""
+def in_order(
+    waiting: WaitingArrays, endpoint: int, most: int | None = None, among: NDArray[np.bool_] | None = None
+) -> NDArray[np.int32]:
+    """Return the slots that wait for *endpoint*, in the order in which they would leave; the first *most*, those *among*."""
     slots = waiting.heap[endpoint, : waiting.size[endpoint]]
-    return slots[np.lexsort((waiting.sequence[slots], waiting.key[slots]))]
+    slots = slots if among is None else slots[among[slots]]
+    if most is not None and slots.size > most:  # without sorting all
+        slots = slots[waiting.key[slots] <= np.partition(waiting.key[slots], most)[most]]
+    return slots[np.lexsort((waiting.sequence[slots], waiting.key[slots]))][:most]
 
 
 @compiled_internal

@@ -22,27 +22,27 @@ class EndpointView(NamedTuple):
 
     model: str
     region: str
-    ready: int
+    ready: int = 0
     """Instances that take work."""
-    coming: int
+    coming: int = 0
     """Instances that are starting: provisioning, loading, being reclaimed or redeployed."""
-    draining: int
-    spot: int
+    draining: int = 0
+    spot: int = 0
     """Instances of this model lent out here as spot, which can be reclaimed in about a minute."""
-    spot_other: int
+    spot_other: int = 0
     """Spot instances of other models in this region, which can be redeployed to this one in about ten."""
-    min_instances: int
-    max_instances: int
-    use: float
+    min_instances: int = 0
+    max_instances: int = 0
+    use: float = 0.0
     """`scheduling.routing.regions.pressure`: 0 idle, 1 full, more with requests waiting, infinity if nothing is ready.
     """
-    waiting: int
+    waiting: int = 0
     """Requests held for it."""
-    kv_use: float
+    kv_use: float = 0.0
     """KV tokens reserved or held, as a share of the ready instances' room."""
-    tokens_per_s: float
+    tokens_per_s: float = 0.0
     """Interactive demand of its callers over the last minute: prompt and (predicted) output tokens."""
-    since_change_s: float
+    since_change_s: float = inf
     """Seconds since scaling last changed it; infinity for never."""
     overloaded_instances: int = 0
     """By the look-ahead map: more than 95 % KV use in more than 10 % of the next 100 iterations (`LookAheadRule`)."""

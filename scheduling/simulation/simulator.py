@@ -9,19 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import direct
+from scheduling.control.reordering import EVERY_S as REORDER_S
+from scheduling.control.reordering import Reordering
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.queueing.eviction import MOST_EVICTIONS
 from scheduling.queueing.fair_shares import OUTPUT_WEIGHT
-from scheduling.queueing.global_scheduler import GlobalScheduler
 from scheduling.queueing.held import HELD
 from scheduling.queueing.ordering import QLM, VTC
 from scheduling.queueing.waiting_set import FREE_COUNT, WaitingArrays, grow_waiting, settle
 from scheduling.routing.prefix_affinity import Affinity, grow_affinity
 from scheduling.routing.routers import LEAST_DELAY
-from scheduling.simulation.application_runs import LOOK_S as RANK_LOOK_S
-from scheduling.simulation.application_runs import ApplicationRuns
-from scheduling.simulation.at_door import CHANGED as CHANGED_AT_DOOR
-from scheduling.simulation.at_door import Door
+from scheduling.simulation.admission import CHANGED as CHANGED_BY_ADMISSION
+from scheduling.simulation.admission import JudgedArrivals
+from scheduling.simulation.application_runs import ReleasedCalls
 from scheduling.simulation.cluster import loop
 from scheduling.simulation.cluster.build import build_world
 from scheduling.simulation.cluster.description import Cluster
@@ -39,8 +39,7 @@ from scheduling.simulation.engine.state import (
     sequences_in_use,
 )
 from scheduling.simulation.fallbacks import CHANGED as CHANGED_BY_FALLBACKS
-from scheduling.simulation.fallbacks import Fallbacks
-from scheduling.simulation.global_scheduling import Scheduling
+from scheduling.simulation.fallbacks import SimulatedFallbacks
 from scheduling.simulation.holding import HeldArrivals
 from scheduling.simulation.measures.samples import Samples
 from scheduling.simulation.prewarming import SimulatedPrewarming
@@ -94,7 +93,7 @@ class Simulation:
         if runs is not None:  # requests of runs come when they can
             requests = requests._replace(arrival_s=np.array(requests.arrival_s))
         judges = bool(requests.judged.any())
-        changed = (*CHANGED_AT_DOOR * judges, *CHANGED_BY_FALLBACKS * bool(cluster.fallbacks))
+        changed = (*CHANGED_BY_ADMISSION * judges, *CHANGED_BY_FALLBACKS * bool(cluster.fallbacks))
         # Separate copies of the columns that change.
         self.requests = requests = requests._replace(**{name: np.array(getattr(requests, name)) for name in changed})
         world = build_world(cluster, requests, decisions=decisions, held=0 if state is None else state.requests.count)
@@ -107,22 +106,24 @@ class Simulation:
         self._samples = Samples(sample_s)
         self.bound = SimulatedFleet(self)
         """This, as the concerns of `scheduling.control` see it."""
-        self.scheduling = Scheduling(cluster.reordering) if (world.policies["ordering"] == QLM).any() else None
+        self.reordering = (
+            Reordering(self.bound, cluster.reordering) if (world.policies["ordering"] == QLM).any() else None
+        )
         """Global scheduler, if any endpoint has request groups."""
-        self.waits = SimulatedWaits(self) if judges or cluster.fallbacks else None
+        self.waits = SimulatedWaits(self.bound) if judges or cluster.fallbacks else None
         """Estimates of waits, where anything is decided by them."""
-        self.door = Door(self.waits) if judges and self.waits else None
-        """Judge of promises at the door, where any class has them judged."""
-        self.fallbacks = Fallbacks(self.waits) if cluster.fallbacks and self.waits else None
+        self.admission = JudgedArrivals(self.waits) if judges and self.waits else None
+        """Judge of promises, where any class has them judged."""
+        self.fallbacks = SimulatedFallbacks(self.waits) if cluster.fallbacks and self.waits else None
         """Fallbacks of models, where any has one."""
-        self.looked_s = 0.0  # last look at the virtual queues
+        self.reordered_s = 0.0  # when the global scheduler acted last
         of_fork = () if state is None else (state.requests.count, state.held, state.state.backlogs, state.state.look_s)
         may_hold = judges and not all(terms.interactive for terms in cluster.classes)
         self.holding = HeldArrivals(self.bound, *of_fork) if may_hold or (requests.held & HELD).any() else None
         """Queue manager for non-interactive work, if any request is held or may be degraded to such a class."""
-        self.runs = None if runs is None else ApplicationRuns(cluster, requests, runs, world)
+        self.runs = None if runs is None else ReleasedCalls(self.bound, runs)
         """Application runs, if there are any."""
-        prewarming = SimulatedPrewarming(cluster, requests, self.runs, self.lives)
+        prewarming = SimulatedPrewarming(self.bound, self.runs)
         self.prewarming = prewarming if prewarming.needed else None
         """Prewarming, if there is anything that can be cold."""
         if state is not None:
@@ -132,9 +133,11 @@ class Simulation:
     def _begin(self, state: Fork) -> None:
         self.make_room(state.slots)
         place(self.world, state)
-        if state.groups is not None and self.scheduling is not None:
-            self.looked_s = state.state.swept_s
-            state.resume(self.scheduling.scheduler, self.waiting.groups.groups.size)
+        if state.groups is not None and self.reordering is not None:
+            self.reordered_s = state.state.swept_s
+            state.resume(self.reordering, self.waiting.groups.groups.size)
+        if self.waits is not None:
+            self.waits.resume(state)
 
     @property
     def world(self) -> World:
@@ -182,19 +185,15 @@ class Simulation:
             raise ValueError(f"until_s ({until_s}) is before now ({self.now_s})")
         count = self.requests.count
         while True:
-            sample_s, look_s = self._samples.next_s, np.inf
-            if self.scheduling is not None:
-                # Without further arrivals or events, waiting requests wait for ever, in any order.
-                comes = self._arrived.item() < count or self.world.events.time_s.item(1) < np.inf
-                look_s = self.looked_s + GlobalScheduler.EVERY_S if comes else np.inf
-            rank_s, comes_s = self._runs_s()
+            comes_s = max(self.runs.next_s(), self.now_s) if self.runs is not None else np.inf
+            # Without further arrivals or events, waiting requests wait for ever, in any order.
+            moves = self._arrived.item() < count or comes_s < np.inf or self.world.events.time_s.item(1) < np.inf
+            sample_s = self._samples.next_s
+            reorder_s = self.reordered_s + REORDER_S if self.reordering is not None and moves else np.inf
+            rank_s = self.runs.refresh_s(self.now_s) if self.runs is not None and moves else np.inf
             held_s = self.holding.next_s(self.world, self.now_s) if self.holding is not None else np.inf
-            warm_s = np.inf
-            if self.prewarming is not None and (
-                comes_s < np.inf or self.world.events.time_s.item(1) < np.inf or self._arrived.item() < count
-            ):
-                warm_s = max(self.prewarming.next_s, self.now_s)
-            stop_s = min(until_s, sample_s, look_s, held_s, rank_s, comes_s, warm_s)
+            warm_s = max(self.prewarming.next_s, self.now_s) if self.prewarming is not None and moves else np.inf
+            stop_s = min(until_s, sample_s, reorder_s, held_s, rank_s, comes_s, warm_s)
             reason = self._enter(self.world, float(stop_s), NONE, NONE, loop.TIME, NOTHING, NONE, NONE)
             if reason == loop.FULL:
                 self._grow()
@@ -204,8 +203,8 @@ class Simulation:
                 request, self._run_state.at_door = int(self._run_state.at_door), NONE
                 if self.fallbacks is not None and self.fallbacks.queued(request):
                     continue
-                if self.door is not None and self.requests.judged[request]:
-                    self.door.judge(request)
+                if self.admission is not None and self.requests.judged[request]:
+                    self.admission.judge(request)
             elif reason == loop.FALL_BACK:
                 self._ask_fallbacks()
             elif reason == loop.SCALE:
@@ -217,17 +216,16 @@ class Simulation:
                 self.runs.release_next(self.world, self.now_s, self._arrive)
             elif reason == loop.UNTIL and self.runs is not None and rank_s < np.inf and stop_s == rank_s:
                 self.control()
-                for endpoint in self.runs.refresh_ranks(self.world, self.now_s):
+                for endpoint in self.runs.refresh_ranks():
                     self.control(endpoint)
             elif reason == loop.UNTIL and self.prewarming is not None and warm_s < np.inf and stop_s == warm_s:
                 self.control()
-                self.prewarming.look(self.world, self.now_s)
+                self.prewarming.act(self.world, self.now_s)
             elif reason == loop.UNTIL and self.holding is not None and held_s < np.inf and stop_s == held_s:
                 self.holding.act(self.world)
-            elif reason == loop.UNTIL and look_s < np.inf and stop_s == look_s:
-                self.looked_s = look_s
-                if self.scheduling is not None:
-                    self.scheduling.look(self)
+            elif reason == loop.UNTIL and self.reordering is not None and reorder_s < np.inf and stop_s == reorder_s:
+                self.reordered_s = reorder_s
+                self.reordering.act()
             elif reason == loop.UNTIL and sample_s < np.inf and stop_s == sample_s:
                 self.control()
                 self._samples.take(world=self.world, states=self.states)
@@ -235,16 +233,6 @@ class Simulation:
                 if reason != loop.ALL_DONE and self.now_s < np.inf:
                     self.control()
                 return Pause(reason)
-
-    def _runs_s(self) -> tuple[float, float]:
-        """Return when ranks of application runs are looked at next, and when the next request of one comes."""
-        if self.runs is None:
-            return np.inf, np.inf
-        comes_s = max(self.runs.next_s(), self.now_s)
-        # Without further arrivals or events, waiting requests wait for ever, in any order.
-        moves = comes_s < np.inf or self.world.events.time_s.item(1) < np.inf or self.arrived < self.requests.count
-        looks = moves and self.runs.by_run and self.runs.active
-        return (self.now_s // RANK_LOOK_S + 1) * RANK_LOOK_S if looks else np.inf, comes_s
 
     def _arrive(self, request: int) -> None:
         """Let *request* arrive: one of an application run, or one for which fallbacks were asked."""
@@ -485,12 +473,8 @@ class Simulation:
         mine = mine[engines.sequences["request"][mine] == request]
         if not mine.size or engines.sequences["evicted"][mine[0]] or outcome["evictions"] >= MOST_EVICTIONS:
             raise ValueError(f"request {request} cannot be evicted: no instance has it, it leaves, or it was too often")
-        self.evict_sequence(int(mine[0]))
-
-    def evict_sequence(self, sequence: int) -> None:
-        """Evict *sequence* like `evict`, without the checks."""
         self._room_to_keep()
-        loop.change(self.world, EVICT, sequence)
+        loop.change(self.world, EVICT, int(mine[0]))
 
     def _room_to_keep(self) -> None:
         if self.world.kept_tokens.size < self.requests.arrival_s.size:
@@ -560,17 +544,17 @@ class Simulation:
                 },
                 "redeploys": self.lives.redeploys,
                 "swaps": self.lives.swaps,
-                "reorderings": self.scheduling.reorderings if self.scheduling else 0,
+                "reorderings": self.reordering.reordered if self.reordering else 0,
                 "released": self.holding.holding.release_count if self.holding else 0,
             }
             | (self.prewarming.counters() if self.prewarming else {})
             | (self.runs.counters(self.now_s) if self.runs else {})
-            | (self.door.counters() if self.door else {})
+            | (self.admission.counters() if self.admission else {})
             | (self.fallbacks.counters() if self.fallbacks else {}),
             runs=self.runs.outcomes() if self.runs else None,
-            asked_class=self.door.asked_class if self.door else None,
-            refused_at_door=self.door.refused if self.door else None,
-            admitted_late=self.door.late if self.door else None,
+            asked_class=self.admission.asked_class if self.admission else None,
+            refused_at_door=self.admission.refused if self.admission else None,
+            admitted_late=self.admission.late if self.admission else None,
             series=self._samples.series(),
             decisions=decisions if self._decisions else None,
             changes=self.lives.changes(),

@@ -3,7 +3,7 @@
 The same strategy objects run live. The reactive heuristic, which scales on every arrival, runs as the compiled trigger.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from math import gcd
@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import direct
+from scheduling.control.swaps import EVERY_S
+from scheduling.control.views import Stages, Views
 from scheduling.lookahead.rule import ITERATIONS
 from scheduling.scaling import (
     FLOOR,
@@ -29,19 +31,15 @@ from scheduling.scaling import (
     look_s,
 )
 from scheduling.scaling.endpoint import Move
-from scheduling.scaling.swapping import LOOK_S
 from scheduling.scaling.view import (
     DEMAND_WINDOW_S,
-    Load,
     Stage,
-    count_instances,
     demand_rate,
     demand_seconds,
-    endpoint_view,
 )
 from scheduling.simulation.cluster.description import Cluster, EndpointKey
 from scheduling.simulation.cluster.world import State
-from scheduling.simulation.engine.lookahead import any_below_floor, endpoint_loads, endpoint_outlook
+from scheduling.simulation.engine.lookahead import any_below_floor, endpoint_outlook
 from scheduling.simulation.result import MadeMove, Result
 from scheduling.simulation.simulator import Simulation, TimedEvent
 from scheduling.simulation.state.placing import Fork
@@ -118,11 +116,6 @@ class Demand:
         further = max(0, DEMAND_WINDOW_S - int(now_s))  # seconds of the window before the start
         return demand_rate(tokens + self._before[:, min(further, self._before.shape[1] - 1)], DEMAND_WINDOW_S)
 
-    def windows(self, window_s: float) -> NDArray[np.float64]:
-        """Return tokens per second by endpoint and complete window, for forecasts."""
-        at = self._until[:, :: round(window_s)]
-        return np.asarray(np.diff(at, axis=1) / window_s)
-
 
 class Control:
     """A strategy in control of a simulation: call it with the simulation at every tick."""
@@ -155,9 +148,9 @@ class Control:
         self._least = np.array([each.min_instances for each in self._bounds])
         self._most = np.array([each.max_instances for each in self._bounds])
         count = len(cluster.endpoints)
-        self._changed_s = np.array([each.changed_s for each in state.endpoints] if state else [-np.inf] * count)
-        self._changed_delta = [each.changed_delta for each in state.endpoints] if state else [0] * count
-        self._use, self._kv_use = np.zeros(count), np.zeros(count)
+        self.simulation = simulation
+        changes = [(one.changed_s, one.changed_delta) for one in state.endpoints] if state else [(-np.inf, 0)] * count
+        self._views = Views(self, lambda: simulation.now_s, lambda: (simulation.fleet, simulation.endpoints), changes)
         self._ahead = strategy.looks_ahead
         iterations = int(simulation.fleet.look_ahead[:, ITERATIONS].max())
         self._lines = np.zeros((2, iterations + 1), np.int64)
@@ -175,7 +168,7 @@ class Control:
     def __call__(self, simulation: Simulation) -> None:
         """Build the views, ask the strategy, carry out its moves. Between the strategy's ticks only the floor is asked."""
         now_s = simulation.now_s
-        if self._swaps is not None and now_s % LOOK_S == 0:
+        if self._swaps is not None and now_s % EVERY_S == 0:
             self._swaps(simulation)
         if now_s >= self._next_tick_s:
             self._next_tick_s = (now_s // self.strategy.tick_s + 1) * self.strategy.tick_s
@@ -188,11 +181,11 @@ class Control:
     def _may_be_full(self, simulation: Simulation) -> bool:
         """Whether the floor could act now: it runs often, and views are costly to build."""
         world = simulation.world
-        serving = np.ascontiguousarray(world.policies["serving"][: self._use.size])
+        serving = np.ascontiguousarray(world.policies["serving"][: len(self._bounds)])
         return bool(
             self._any_below_floor(
                 world.fleet, world.endpoints, world.waiting.size, serving, self._least, self._most,
-                simulation.now_s - self._changed_s, self._above, self._cooldown_s, simulation.now_s,
+                simulation.now_s - self._views.changed_s(), self._above, self._cooldown_s, simulation.now_s,
             )
         )  # fmt: skip
 
@@ -205,74 +198,64 @@ class Control:
                 done = -simulation.cancel(move.endpoint, -move.delta)
                 done -= simulation.scale_in(move.endpoint, min(move.drains, done - move.delta))
             if done:
-                self._changed_s[move.endpoint] = simulation.world.policies["scaled_s"][move.endpoint] = now_s
-                self._changed_delta[move.endpoint] = move.delta
+                simulation.world.policies["scaled_s"][move.endpoint] = now_s
+                self._views.moved(move.endpoint, move.delta)
             self.moves.append(MadeMove(now_s, move.endpoint, move.delta, done, move.reason, move.by))
 
     def views(self, simulation: Simulation) -> list[EndpointView]:
         """Return every endpoint as the strategy sees it."""
-        fleet, world, now_s = simulation.fleet, simulation.world, simulation.now_s
-        keys, count, states = simulation.cluster.endpoints, self._use.size, simulation.states
-        since_s = world.lives.instances["since_s"]
+        return [*self._views().values()]
+
+    def stages(self) -> Stages:
+        lives, states = self.simulation.world.lives.instances, self.simulation.states
+        stage, since_s = STAGE_OF[states], lives["since_s"]
+        # Instances asleep on shared GPUs are woken by a swap, not by scaling.
+        stage[(states == State.ASLEEP) & (lives["swap_group"] >= 0)] = Stage.AWAY
         # An instance that is ready at the start counts as ready since long ago, unless a state says since when.
-        since_s = np.where(since_s != 0.0, since_s, -np.inf)
-        own = fleet.endpoint % count
-        instances = count_instances(own, STAGE_OF[states], since_s, count)
-        waiting = world.waiting.size[:count]
-        endpoint_loads(fleet, world.endpoints, waiting, self._use, self._kv_use, now_s)
+        return self._own(), stage, np.where(since_s != 0.0, since_s, -np.inf)
+
+    def _own(self) -> NDArray[np.int64]:
+        """Return the endpoint of each instance; of a donated one, its own."""
+        return np.asarray(self.simulation.fleet.endpoint % len(self._bounds), np.int64)
+
+    def loads(self) -> Iterator[tuple[int, EndpointView]]:
+        simulation, now_s, count = self.simulation, self.simulation.now_s, len(self._bounds)
         if self._ahead:
-            self._look_ahead(simulation)
-        fallbacks = simulation.fallbacks
-        seen = self._demand.seen(now_s, 0.0 if fallbacks is None else fallbacks.demand_tokens(now_s, count))
-        others = np.zeros(count, np.int64)
-        lent = states == State.SPOT
-        if self._shares and lent.any():
-            near = lent & self._fits & (fleet.region == self._region[:, None])
-            others = near.sum(axis=1) - np.bincount(own[lent], minlength=count)
-        loads = zip(
-            self._use.tolist(),
-            self._kv_use.tolist(),
-            waiting.tolist(),
-            seen.tolist(),
-            self._overloaded.tolist(),
-            *self._peaks.tolist(),
-            self._at_once,
-            strict=True,
-        )
-        short = simulation.scheduling.scheduler.short_instances if simulation.scheduling else {}
+            world = simulation.world
+            endpoint_outlook(
+                world.fleet, world.endpoints, world.waiting, world.engines, self._lines[0], self._lines[1], self._tokens,
+                self._overloaded, self._peaks[0], self._peaks[1],
+            )  # fmt: skip
+        fallbacks, states = simulation.fallbacks, simulation.states
+        asked = self._demand.seen(now_s, 0.0 if fallbacks is None else fallbacks.demand_tokens(now_s, count))
+        others, donated = np.zeros(count, np.int64), states == State.SPOT
+        if self._shares and donated.any():
+            near = donated & self._fits & (simulation.fleet.region == self._region[:, None])
+            others = near.sum(axis=1) - np.bincount(self._own()[donated], minlength=count)
+        short = simulation.reordering.short_instances if simulation.reordering else {}
         due: dict[str, tuple[tuple[float, float], ...]] = {}
         if simulation.holding is not None and self._advisor is not None:
             due = {model: tuple(simulation.holding.holding.work.due(model)) for model in simulation.cluster.models}
-        return [
-            endpoint_view(
-                model,
-                region,
-                instances[at],
-                (self._bounds[at].min_instances, self._bounds[at].max_instances),
-                Load(*load),
-                now_s,
-                float(self._changed_s[at]),
-                int(others[at]),
-                short.get(at, 0),
-                self._changed_delta[at],
-            )._replace(due=due.get(model, ()))
-            for at, ((model, region), load) in enumerate(zip(keys, loads, strict=True))
-        ]
-
-    def _look_ahead(self, simulation: Simulation) -> None:
-        world = simulation.world
-        endpoint_outlook(
-            world.fleet,
-            world.endpoints,
-            world.waiting,
-            world.engines,
-            self._lines[0],
-            self._lines[1],
-            self._tokens,
-            self._overloaded,
-            self._peaks[0],
-            self._peaks[1],
-        )
+        waiting, (peak_sum, peak_most) = simulation.waiting.size.tolist(), self._peaks.tolist()
+        for at, (model, region) in enumerate(simulation.cluster.endpoints):
+            yield (
+                at,
+                EndpointView(
+                    model,
+                    region,
+                    spot_other=int(others[at]),
+                    min_instances=self._bounds[at].min_instances,
+                    max_instances=self._bounds[at].max_instances,
+                    waiting=waiting[at],
+                    tokens_per_s=float(asked[at]),
+                    overloaded_instances=int(self._overloaded[at]),
+                    peak_kv_sum=peak_sum[at],
+                    peak_kv_most=peak_most[at],
+                    short_instances=short.get(at, 0),
+                    requests_at_once=self._at_once[at],
+                    due=due.get(model, ()),
+                ),
+            )
 
 
 def run_strategy(
@@ -305,30 +288,28 @@ def run_strategy(
     """
     if strategy.uses_advice and advisor is None:
         raise ValueError(f"{strategy.name} follows plans: an advisor is needed")
+    trigger = None
     if isinstance(strategy, Unified):
         cluster = replace(cluster, share_spot=cluster.share_spot and strategy.shares_spot)
-    if isinstance(strategy, Unified) and per_arrival:
-        widest = _widest(bounds or Bounds())
-        trigger = strategy.per_arrival(widest.min_instances, widest.max_instances)
-        cluster = replace(cluster, reactive=trigger)
-        simulation = Simulation(
-            cluster, requests, seed=seed, sample_s=sample_s, decisions=decisions, state=state, runs=runs
-        )
+        if per_arrival:
+            widest = _widest(bounds or Bounds())
+            trigger = strategy.per_arrival(widest.min_instances, widest.max_instances)
+    cluster = replace(cluster, reactive=trigger)
+    simulation = Simulation(
+        cluster, requests, seed=seed, sample_s=sample_s, decisions=decisions, state=state, runs=runs
+    )
+    if trigger is not None:
         result = simulation.run(
             tick_s=PROGRESS_S, until_s=until_s, progress=progress or _silent, timed_events=timed_events
         )
         return replace(result, strategy=strategy.name)
-    cluster = replace(cluster, reactive=None)
-    simulation = Simulation(
-        cluster, requests, seed=seed, sample_s=sample_s, decisions=decisions, state=state, runs=runs
-    )
     floored = Floored(strategy, floor) if floor else strategy
     demand = Demand(cluster, simulation.requests, state.asked_tokens if state else None, interactive)
     at_work = control(simulation, floored, bounds=bounds, advisor=advisor, demand=demand, floor=floor, state=state)
     at_work(simulation)
     every_s = _common_s(strategy.tick_s, look_s(floor)) if floor else strategy.tick_s
     if cluster.swap_groups():
-        every_s = _common_s(every_s, LOOK_S)
+        every_s = _common_s(every_s, EVERY_S)
     last_s = min(until_s, float(requests.arrival_s[-1])) if requests.count else PROGRESS_S
     seldom = progress and _seldom(progress, min(PROGRESS_S, last_s / PROGRESS_STEPS) / every_s)
     result = simulation.run(at_work, every_s, until_s, seldom, timed_events)

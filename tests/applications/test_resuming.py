@@ -12,9 +12,9 @@ from controlplane.applications.feeding import GraphFeeder, calls_in_progress
 from controlplane.applications.models import Application, ApplicationRun, RunOutcome
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.topology import Topology
-from controlplane.dispatch.runs import EndedCall, RunReport
+from controlplane.dispatch.runs import RunReport
 from scheduling.applications.demand_graph import ServiceRate
-from scheduling.applications.standings import RunCall
+from scheduling.applications.standings import PastCall, RunCall
 from scheduling.fleet.profile import USUAL
 from tests.applications.conftest import write_run
 from tests.console.conftest import ledger_row
@@ -31,7 +31,7 @@ def one_connection(monkeypatch):
 
 
 def dispatcher():
-    return Dispatcher(Topology(), lambda: 100.0, deliver=lambda record: None)
+    return Dispatcher(Topology(), lambda: 0.0, deliver=lambda record: None)
 
 
 def feeder(dispatcher, owns=lambda: True):
@@ -47,13 +47,15 @@ def test_a_second_process_goes_by_what_the_first_one_saw(acme, application, runn
         async_to_sync(feeder(each).tick)(0.0)
     key, runs = (acme.pk, "review"), first.runs.standings
     assert key in second.runs.graphs
-    runs.come(RunCall(0, key, "now", "write", 300, 9, RATE), -written.began_s)
+    runs.arrive(RunCall(0, key, "now", "write", 300, 9, RATE), -written.began_s)
     runs.end(0, written.output_tokens, -written.ended_s)
 
     assert async_to_sync(feeder(second).resume)(0.0) == 1
     before, after = (
-        each.runs.standings.stand(
-            each.runs.standings.come(RunCall(1, key, "now", "review", 2 * written.output_tokens, 9, RATE, 600.0), 0.0),
+        each.runs.standings.refreshed(
+            each.runs.standings.arrive(
+                RunCall(1, key, "now", "review", 2 * written.output_tokens, 9, RATE, 600.0), 0.0
+            ),
             0.0,
         )
         for each in (first, second)
@@ -96,7 +98,7 @@ def test_only_runs_that_are_not_idle_and_calls_that_ended_count(acme):
 
 def test_a_call_of_a_model_that_is_served_no_longer_counts_by_a_usual_profile():
     owner = dispatcher()
-    call = EndedCall("gone", "east", "write", 30.0, 20.0, 100, 50)
+    call = PastCall("write", 30.0, 20.0, 100, 50, model="gone", region="east")
     assert owner.runs.resume([((1, "review"), "now", [call])]) == 1
     assert owner.runs.standings.runs[(1, "review"), "now"].attained_s() > 0.0
 

@@ -20,14 +20,11 @@ class Prewarming:
     """As the dispatcher's, with the *likely* calls that a test sets."""
 
     def __init__(self):
-        self.now_s, self.likely, self.backends = 100.0, [], ()
+        self.fleet, self.control, self.likely = SimpleNamespace(now_s=100.0, backends=()), self, []
         self.counts = {"container": Counter(), "dnn": Counter()}
         self.runs = SimpleNamespace(backends_in_use=set(), began=None)
 
-    def clock(self):
-        return self.now_s
-
-    def due_now(self, *kinds):
+    def due(self, *kinds):
         return [call for call in self.likely if call.target.kind in kinds]
 
     def run_of(self, call):
@@ -47,7 +44,7 @@ class Kept:
     async def at(self, now_s, *executions, in_use=False):
         """Tick at *now_s* with a likely call of so many *executions* each, and let what is sent be answered."""
         self.warming._ticks = 1
-        self.prewarming.now_s = now_s
+        self.prewarming.fleet.now_s = now_s
         self.prewarming.runs.backends_in_use = {"tests"} if in_use else set()
         target = Warmable(self.row.kind, "tests")
         self.prewarming.likely = [LikelyCall(target, 0.0, run, "t", calls) for run, calls in enumerate(executions)]
@@ -162,7 +159,7 @@ async def test_rows_are_read_by_the_owner_alone():
     prewarming, owns = Prewarming(), [True]
     warming = UnitWarming(prewarming, lambda: owns[-1])
     await warming.tick()
-    assert list(prewarming.backends) == ["tests"]
+    assert list(prewarming.fleet.backends) == ["tests"]
     warming.known["tests"].executions, warming._ticks = 3, 0
     row.keep_alive_s = 5.0
     await database_sync_to_async(row.save)()
@@ -172,7 +169,7 @@ async def test_rows_are_read_by_the_owner_alone():
     owns.append(False)
     warming._ticks = 0
     await warming.tick()
-    assert not prewarming.backends
+    assert not prewarming.fleet.backends
 
 
 @pytest.mark.django_db

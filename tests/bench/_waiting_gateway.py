@@ -33,6 +33,7 @@ class WaitingGateway:
         self.dispatcher = self.gateway.dispatcher
         self.dispatcher.placement.owns = lambda: True  # without the database
         self.dispatcher.reordering.ask = None  # no other process proves orders here
+        self.gateway.requests.on_event = lambda record: None  # nobody waits for the answers
         self.inventory = Inventory(
             models={name: ModelSpec(name, 32_768, 0) for name in POLICIES},
             endpoints=tuple(EndpointSpec(name, "east", policy) for name, policy in POLICIES.items()),

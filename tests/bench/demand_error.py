@@ -94,10 +94,10 @@ def followed(
             runs.end(request, step.output_tokens if is_llm else step.duration_s, now_s)
             continue
         tokens = round(step.input_tokens), round(step.output_tokens)
-        run = runs.come(RunCall(request, "", f"{number}", step.unit, *tokens, rates[step.unit]), now_s)
+        run = runs.arrive(RunCall(request, "", f"{number}", step.unit, *tokens, rates[step.unit]), now_s)
         run.number = number  # seeds its walks
         if is_llm:
-            standing = runs.stand(run, now_s)
+            standing = runs.refreshed(run, now_s)
             yield at, max(0.0, sum(service_s) - standing.attained_s), standing.attained_s, standing.mean_s
 
 

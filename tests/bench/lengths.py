@@ -97,10 +97,10 @@ def prompts(dice: random.Random) -> Iterator[str]:
 def call_of(text: str) -> Any:
     import orjson
 
-    from controlplane.gateway.admission.validation import Kind, parse
+    from controlplane.gateway.admission.validation import Call, Kind
 
     body = {"model": "m", "messages": [{"role": "user", "content": text}]}
-    return parse(orjson.dumps(body), Kind.CHAT, max_depth=32)
+    return Call.read(orjson.dumps(body), Kind.CHAT, max_depth=32)
 
 
 async def alone(requests: int, seconds: float) -> dict[str, Any]:

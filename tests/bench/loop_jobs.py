@@ -33,9 +33,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     for name, job in served.jobs().items():
         times_ms = [spent_ms(job) for _ in range(options.repeats + 1)][1:]
         result[f"{name}_ms"], result[f"{name}_most_ms"] = statistics.median(times_ms), max(times_ms)
-    runs, needs = served.dispatcher.runs, served.dispatcher.prewarming.needs
+    prewarming = served.dispatcher.prewarming.control
     began_s = time.thread_time()
-    likely = sum(len(runs.likely_calls_of(each, needs)) for each in runs.standings.runs.values())
+    prewarming.act()
+    while prewarming._runs_left:
+        prewarming.refresh_likely()
+    likely = len(prewarming.likely)
     result |= {"likely_calls": likely, "likely_calls_of_all_ms": 1e3 * (time.thread_time() - began_s)}
     return result
 

@@ -51,17 +51,18 @@ def measure(rows: float, rate: float, seconds: float) -> None:
 
     from controlplane.accounts.models import Tenant
     from controlplane.fleet.models import SloClass
-    from controlplane.gateway.ledger.entry import RequestRecord
+    from controlplane.gateway.ledger.entry import Row
     from controlplane.gateway.ledger.writer import write
     from controlplane.gateway.models import LedgerRow
+    from tests.gateway.rows import ledger_row
     from workers.tasks import housekeeping
 
     of = SloClass.objects.create(name="interactive", title="I", kind="interactive")
     tenant = Tenant.objects.create(name="acme", default_slo_class=of)
 
-    def entries(begin_s: float, number: int) -> list[RequestRecord]:
+    def entries(begin_s: float, number: int) -> list[Row]:
         return [
-            RequestRecord(
+            ledger_row(
                 request_id=f"{begin_s}-{at}", arrived_at=begin_s + at / 1000, tenant_id=tenant.pk, model="m",
                 slo_class="interactive", instance=f"m-{at % 20}", outcome="done", status_code=200, prompt_tokens=900,
                 output_tokens=200, e2e_ms=9_000.0, trace='[{"policy":"join_shortest_queue","why":"' + "x" * 300 + '"}]',

@@ -22,10 +22,9 @@ import numpy as np
 
 from scheduling.fleet.front_end import NO_LIMIT, FrontEnd
 from scheduling.fleet.profile import Profile
-from scheduling.simulation.cluster.description import Cluster, InstanceSpec
+from scheduling.simulation.cluster.description import NO_LIMITS, Cluster, InstanceSpec
 from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.simulator import Simulation
-from scheduling.simulation.staging.fleet import NO_LIMITS
 from scheduling.simulation.workload.requests import make_requests
 from tests.bench.estimator import DATA
 

@@ -37,6 +37,8 @@ from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import Requests, make_requests
 
+KEY = ("m", "chat")
+
 DELTA = 4
 BURSTS = (1, 2, 4, 8, 16)  # groups
 CALIBRATED_BY = 16  # groups of an initial burst, whose waits are learned from and not judged
@@ -109,8 +111,8 @@ def estimate(name: str, groups: int, seed: int, correction: Correction) -> Seen:
     random = np.random.default_rng([seed, groups, len(name)])
     history = History()
     for prompt, output in zip(*lengths(random, 2000), strict=True):
-        history.learn("m", int(prompt), int(output), 0.0)
-    known = history.lengths("m")
+        history.learn(KEY, int(prompt), int(output), 0.0)
+    known = history.lengths(KEY)
     throughput = Throughput.of(profile, kv_tokens, most, known)
     count = round(DELTA * throughput.batch * groups) + round(throughput.batch)
     prompts, outputs = lengths(random, 2 * count)
@@ -135,13 +137,13 @@ def estimate(name: str, groups: int, seed: int, correction: Correction) -> Seen:
                 correction.learn(by_profile[other], begin_s[other] - arrivals[other], throughput.batch)
         while running and running[0][0] <= now_s:
             _, other = heapq.heappop(running)
-            history.learn("m", int(prompts[other]), int(outputs[other]), 0.0)
+            history.learn(KEY, int(prompts[other]), int(outputs[other]), 0.0)
         if begin_s[request] - now_s < 1e-9:
             heapq.heappush(running, (end_s[request], request))
             continue
-        known = history.lengths("m")
+        known = history.lengths(KEY)
         weight = known.weight(float(prompts[request])) if throughput.batch < most else 1.0
-        expected[request] = np.array(history.expected("m", float(mean))) * (weight, weight * weight, weight)
+        expected[request] = np.array(history.expected(KEY, float(mean))) * (weight, weight * weight, weight)
         produced = sum(
             int((now_s - begin_s[other]) / (end_s[other] - begin_s[other]) * outputs[other]) for _, other in running
         )

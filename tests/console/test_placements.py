@@ -1,10 +1,14 @@
 """Placement explanations: traces of every policy, old and new, and the predicted length against the real one."""
 
+from types import SimpleNamespace
+
 import pytest
 from django.urls import reverse
 
 from controlplane.console.formats import NONE
 from controlplane.console.pages.requests import placements
+from controlplane.gateway import explanation
+from scheduling.routing import candidates
 
 
 def seen(name, score=None, parts=None, **changes):
@@ -20,6 +24,14 @@ def seen(name, score=None, parts=None, **changes):
     } | changes
 
 
+def numbers(**named: float) -> list[float]:
+    """What a router weighed of an instance, as `scheduling.routing.candidates` has it."""
+    row = [0.0] * candidates.COLUMNS
+    for name, value in ({"ACCEPTING": 1.0, "RUNNING": 3.0, "REMAINING": 800.0, "KV": 900.0} | named).items():
+        row[getattr(candidates, name)] = value
+    return row
+
+
 DELAY = {
     "instance": "one",
     "region": "us-east",
@@ -27,33 +39,62 @@ DELAY = {
     "ordering": "fcfs",
     "waited_ms": 0.2,
     "waiting": 0,
-    "chosen_because": "Least delay, 3.41 s; next is two with 6.90 s.",
+    "prompt_tokens": 600,
+    "cached_tokens": 512,
+    "cached_by": "kv_events",
     "length": {"tokens": 120, "upper_tokens": 300, "source": "trees 3"},
-    "seen": [
-        seen(
-            "one",
-            3.41,
-            {"predicted_ttft_ms": 60.0, "decode_s": 2.9, "others_s": 0.45, "memory_s": 0.0, "affinity_tokens": 512},
-        ),
-        seen(
-            "two",
-            6.90,
-            {"predicted_ttft_ms": 100.0, "decode_s": 2.9, "others_s": 3.9, "memory_s": 0.0, "affinity_tokens": 0},
-        ),
-        seen("three", room=False),
-        seen("four", accepting=False, room=False),
-    ],
+    "seen": {
+        "three": numbers(IN_SECONDS=1, SCORE=1.0),
+        "four": numbers(IN_SECONDS=1, ACCEPTING=0),
+        "two": numbers(ROOM=1, IN_SECONDS=1, SCORE=6.9, PREFILL=0.1, DECODE=2.9, OTHERS=3.9),
+        "one": numbers(ROOM=1, IN_SECONDS=1, SCORE=3.41, PREFILL=0.06, DECODE=2.9, OTHERS=0.45, CACHED=512, KNOWN=1),
+    },
 }
+REQUEST = SimpleNamespace(application="review", run="r1", unit="", adapter="sql")
+BECAUSE = "Least delay, 3.41 s; next is two with 6.90 s. 512 of 600 prompt tokens cached there (from KV events)."
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({}, BECAUSE),
+        ({"cached_by": "estimate"}, "512 of 600 prompt tokens expected in its cache."),
+        ({"cached_by": "estimate", "cached_tokens": 0}, "next is two with 6.90 s."),
+        ({"seen": {"one": numbers(ROOM=1)}, "cached_by": ""}, "The only instance."),
+        ({"seen": {"one": numbers(ROOM=1), "two": numbers()}, "cached_by": ""}, "The only one shown with room."),
+        (
+            {"pulled": {"groups": 2, "group": 7, "waiting": 4, "due_in_s": -1.5}, "cached_by": ""},
+            "Pulled from its own virtual queue of 2 request groups: group 7, 4 waiting, the first due 1.5 s ago.",
+        ),
+        (
+            {"seen": {"one": numbers(ROOM=1, AHEAD=1, ALLOWED=3)}, "round_trip_ms": 40.0, "cached_by": ""},
+            "All instances were full; sent early to hide a round trip of 40 ms (1 of at most 3 ahead).",
+        ),
+    ],
+)
+def test_the_numbers_of_a_decision_are_put_into_words(changed, words):
+    assert words in explanation.explained(DELAY | changed, REQUEST)["chosen_because"]
+
+
+def test_names_of_the_request_are_added_and_other_steps_stay():
+    run = {"rank_s": 2.5, "attained_s": 1.0, "remaining_s": 1.5, "worst_s": 9.0, "first": True}
+    told = explanation.explained(DELAY | {"run": run, "adapter_was": "on the GPU"}, REQUEST)
+    assert told["run"]["words"].startswith(
+        "Run r1 of review: moved first by an operator, rank 2.50 s. It has had 1.00 s"
+    )
+    assert told["adapter"] == {"name": "sql", "was": "on the GPU"}
+    for step in ({"held": "Held."}, {"instance": "one", "chosen_because": "So.", "seen": [seen("one")]}):
+        assert explanation.explained(step, REQUEST) == step
 
 
 def test_candidates_are_compared_by_their_scores_and_parts():
-    step = placements.step(DELAY)
-    assert step.columns == ("TTFT", "Decode", "Delay to others", "Memory penalty", "Prefix cached")
+    step = placements.step(explanation.explained(DELAY, REQUEST))
+    assert step.columns == ("TTFT", "Decode", "Delay to others", "Memory penalty", "Prefix cached", "KV peak ahead")
     one, _, three, four = step.candidates
-    assert [candidate.chosen for candidate in step.candidates] == [True, False, False, False]
-    assert (one.score, one.parts) == ("3.41 s", ("60 ms", "2.90 s", "450 ms", "0 s", "512"))
-    assert (three.room, three.score, three.parts[0]) == ("full", NONE, NONE)
-    assert four.room == "takes no work"
+    assert [candidate["chosen"] for candidate in step.candidates] == [True, False, False, False]
+    assert (one["score"], one["parts"]) == ("3.41 s", ["60 ms", "2.90 s", "450 ms", "0 s", "512", "0%"])
+    assert (three["room"], three["score"]) == ("full", NONE)
+    assert four["room"] == "takes no work"
 
 
 @pytest.mark.parametrize(
@@ -74,8 +115,7 @@ def test_candidates_are_compared_by_their_scores_and_parts():
 def test_every_policy_is_shown_in_its_own_units(policy, score, parts, texts):
     step = placements.step({"instance": "one", "policy": policy, "seen": [seen("one", score, parts, room=True)]})
     (candidate,) = step.candidates
-    assert [candidate.score, *candidate.parts] == texts
-    assert step.why
+    assert [candidate["score"], *candidate["parts"]] == texts
 
 
 def page(client, row) -> str:
@@ -87,7 +127,7 @@ def page(client, row) -> str:
 def test_the_page_says_why_and_what_was_predicted(reader, make_request):
     html = page(reader, make_request(instance="one", trace=[DELAY], predicted_output_tokens=120, output_tokens=96))
     for words in (
-        "Least delay, 3.41 s; next is two with 6.90 s.",
+        BECAUSE,
         "Delay to others",
         "takes no work",
         "By trees 3",
@@ -103,7 +143,6 @@ def test_the_page_says_why_and_what_was_predicted(reader, make_request):
 def test_what_was_not_recorded_is_said(reader, make_request):
     html = page(reader, make_request())
     for words in (
-        "the fewest tokens still to process",
         "What predicted it was not recorded",
         "Predicted 64 tokens",
         "Actual 40 tokens: predicted 24 (60%) too many",

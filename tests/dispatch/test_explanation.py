@@ -3,7 +3,8 @@
 import pytest
 from channels.db import database_sync_to_async
 
-from controlplane.fleet.models import Deployment, PerformanceProfile
+from controlplane.fleet.models import Deployment
+from controlplane.gateway.explanation import trace_of
 from scheduling.routing.routers import POLICY_CODES
 from tests.gateway.conftest import until
 
@@ -17,24 +18,8 @@ PARTS = {
 }
 
 
-async def set_policy(served, policy, *, profile=False):
-    def write():
-        Deployment.objects.update(routing_policy=policy)
-        if profile:
-            for row in Deployment.objects.all():
-                PerformanceProfile.objects.get_or_create(
-                    model=row.model,
-                    gpu_type=row.gpu_type,
-                    tensor_parallel=row.tensor_parallel,
-                    defaults={
-                        "prefill_a_s": 0.02,
-                        "prefill_b_s_per_token": 1e-4,
-                        "decode_a_s": 0.02,
-                        "source": "made up",
-                    },
-                )
-
-    await database_sync_to_async(write)()
+async def set_policy(served, policy):
+    await database_sync_to_async(Deployment.objects.update)(routing_policy=policy)
     served.gateway.refresh_now()
     topology = served.gateway.topology
     await until(lambda: all(each.spec.policy.routing == policy for each in topology.endpoints))
@@ -51,7 +36,7 @@ async def weighed(served, policy: str) -> None:
     """Ask, and look at what the trace says of the placement."""
     await (await served.chat(max_tokens=5)).read()
     *_, row = await served.rows()
-    (placed,) = [entry for entry in row.trace if "seen" in entry]
+    (placed,) = [entry for entry in trace_of(row) if "seen" in entry]
     assert placed["policy"] == policy
     assert placed["chosen_because"].endswith(".")
     assert [set(each["parts"]) for each in placed["seen"]] == [PARTS[policy]] * 3
@@ -70,29 +55,3 @@ async def weighed(served, policy: str) -> None:
     await until(lambda: not fleet.running.any())
     assert not fleet.queued_prompt_tokens.any()
     assert not fleet.remaining_tokens.any()
-
-
-@pytest.mark.parametrize("gateway_options", [{"regions": ["east", "east"]}])
-async def test_by_delay_the_second_prompt_goes_where_its_beginning_is(served):
-    await set_policy(served, "least_delay", profile=True)
-    fleet = served.gateway.topology.fleet
-    assert (fleet.profile[:2, 4] == 0.02).all(), "coefficients come from the profile's row"
-    beginning = "You are the captain of a container ship and answer in one sentence. " * 60
-    for question in ("Where to?", "How far is it?", "And the weather?"):
-        await (await served.chat(messages=[{"role": "user", "content": beginning + question}], max_tokens=5)).read()
-        await until(lambda: not fleet.running.any())
-    rows = await served.rows()
-    placed = [next(entry for entry in row.trace if "seen" in entry) for row in rows]
-    assert len({each["instance"] for each in placed}) == 1
-    names = {"predicted_ttft_ms", "decode_s", "others_s", "memory_s", "affinity_tokens", "peak_kv"}
-    for number, each in enumerate(placed):
-        chosen, other = sorted(each["seen"], key=lambda seen, each=each: seen["instance"] != each["instance"])
-        assert set(chosen["parts"]) == set(other["parts"]) == names
-        assert other["parts"]["affinity_tokens"] == 0
-        if number == 0:
-            assert chosen["parts"]["affinity_tokens"] == 0
-        else:  # the scripted servers say that it has seven tokens, of which the last is always computed
-            assert chosen["parts"]["affinity_tokens"] == 6
-            assert chosen["parts"]["predicted_ttft_ms"] < other["parts"]["predicted_ttft_ms"]
-    assert "expected in its cache" in placed[1]["chosen_because"]
-    assert "s; next is" in placed[0]["chosen_because"]

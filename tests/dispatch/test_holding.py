@@ -12,39 +12,41 @@ from scheduling.queueing.held_work import LOOK_S, PROMOTED_AFTER_S
 from scheduling.queueing.release_rule import AT_ONCE, USE, ReleaseRule
 from scheduling.simulation.cluster import description as simulated
 from scheduling.simulation.engine.config import EngineConfig
-from tests.dispatch.test_twin import Live
+from tests.clocks.both import fleet_of
+from tests.clocks.fleet import Course, VirtualFleet
 
 PROFILE = Profile(0.05, 0.04, 1e-3, 0.0, 0.04, 0.002, 1e-5)
 HOUR_S = 3600.0
 
 
-class Fleet(Live):
-    """One model in two regions, an instance of ten sequences in each."""
+class Fleet(VirtualFleet):
+    """Instances of ten sequences, whose dispatcher's records are kept."""
 
-    def __init__(self, by="slack", regions=("east", "west"), slowdown=100.0):
-        engine = EngineConfig(10, 64, 4, 100, "priority", 120, PROFILE)
-        policy = EndpointPolicy(ordering="priority", niw=ReleaseRule(by=by, slowdown=slowdown))
-        specs = [simulated.InstanceSpec("m", region, engine) for region in regions]
-        super().__init__(simulated.Cluster(specs, policies=policy), max_hold_s=600.0)
-        self.held, self.moves, self.count = [], [], 0
+    def __init__(self, *arguments):
+        self.held, self.moves, self.placed, self.refused = [], [], {}, []
+        super().__init__(*arguments)
 
-    def take(self, record):
-        super().take(record)
-        if isinstance(record, port.Held):
-            self.held.append(record)
-        elif isinstance(record, port.Queued):
-            self.moves.append(record)
+    def hear(self, record):
+        super().hear(record)
+        match record:
+            case port.Held():
+                self.held.append(record)
+            case port.Queued():
+                self.moves.append(record)
+            case port.Placed():
+                self.placed[record.number] = record
+            case port.Refused():
+                self.refused.append((record.number, record.code))
 
     def submit(self, *, interactive=False, deadline_s=24 * HOUR_S, region="east", **more):
-        number, self.count = self.count, self.count + 1
-        self.dispatcher.take(
-            port.Asked(
-                number, f"r{number}", "m", region, tenant_id=1, priority=0 if interactive else 1, due_s=None,
-                arrived_at=self.now_s, arrived_s=self.now_s, prompt_tokens=8, predicted_tokens=8, max_tokens=None,
-                sequences=1, streamed=True, deadline_s=None if interactive else deadline_s,
-                end_s=None if interactive else deadline_s, slo_class="c", interactive=interactive, **more,
-            )
+        number = len(self.courses)
+        asked = port.Asked(
+            number, f"r{number}", "m", region, tenant_id=1, priority=0 if interactive else 1, due_s=None,
+            arrived_at=self.now_s, arrived_s=self.now_s, prompt_tokens=8, predicted_tokens=8, max_tokens=None,
+            sequences=1, streamed=True, deadline_s=None if interactive else deadline_s,
+            end_s=None if interactive else deadline_s, slo_class="c", interactive=interactive, **more,
         )  # fmt: skip
+        self.arrive(Course(asked, 8))
         return number
 
     def look(self, at_s=None):
@@ -53,8 +55,16 @@ class Fleet(Live):
         return {record.number: record for record in self.moves if record.released}
 
 
+def fleet_with(by="slack", regions=("east", "west"), slowdown=100.0):
+    """Return one model in *regions*, an instance in each."""
+    engine = EngineConfig(10, 64, 4, 100, "priority", 120, PROFILE)
+    policy = EndpointPolicy(ordering="priority", niw=ReleaseRule(by=by, slowdown=slowdown))
+    specs = [simulated.InstanceSpec("m", region, engine) for region in regions]
+    return fleet_of(simulated.Cluster(specs, policies=policy, max_hold_s=600.0), fleet=Fleet)
+
+
 def test_interactive_requests_are_not_held_and_others_go_where_use_is_lowest():
-    fleet = Fleet()
+    fleet = fleet_with()
     busy = [fleet.submit(interactive=True) for _ in range(7)]
     numbers = [fleet.submit() for _ in range(3)]
     assert [one.number for one in fleet.held] == numbers
@@ -66,7 +76,7 @@ def test_interactive_requests_are_not_held_and_others_go_where_use_is_lowest():
 
 
 def test_released_work_does_not_close_its_own_gate_but_fills_no_more_than_the_mark():
-    fleet = Fleet(regions=("east",))
+    fleet = fleet_with(regions=("east",))
     numbers = [fleet.submit() for _ in range(9)]
     assert len(fleet.look()) == 6
     fleet.dispatcher.take(port.Finished(numbers[0], 8))
@@ -75,7 +85,7 @@ def test_released_work_does_not_close_its_own_gate_but_fills_no_more_than_the_ma
 
 def test_no_more_is_released_than_the_slowdown_of_a_first_token_allows():
     """Each sequence makes a step of 40 ms 3 ms longer or more: a quarter more is two requests beside one."""
-    fleet = Fleet(regions=("east",), slowdown=1.25)
+    fleet = fleet_with(regions=("east",), slowdown=1.25)
     fleet.submit(interactive=True)
     for _ in range(9):
         fleet.submit()
@@ -90,14 +100,14 @@ def test_no_more_is_released_than_the_slowdown_of_a_first_token_allows():
 
 
 def test_the_papers_rule_gives_two_at_each_look():
-    fleet = Fleet(USE, regions=("east",))
+    fleet = fleet_with(USE, regions=("east",))
     for _ in range(9):
         fleet.submit()
     assert [len(fleet.look()) for _ in range(3)] == [2, 4, 6]
 
 
 def test_a_busy_fleet_says_why_and_lets_go_what_is_due_with_priority():
-    fleet = Fleet(regions=("east",))
+    fleet = fleet_with(regions=("east",))
     for _ in range(8):
         fleet.submit(interactive=True)
     number = fleet.submit(deadline_s=100.0)
@@ -111,14 +121,14 @@ def test_a_busy_fleet_says_why_and_lets_go_what_is_due_with_priority():
 
 
 def test_a_line_of_an_old_batch_is_released_as_interactive():
-    fleet = Fleet(USE)
+    fleet = fleet_with(USE)
     number = fleet.submit(age_s=PROMOTED_AFTER_S)
     fleet.look()
     assert fleet.placed[number].priority == 0
 
 
 def test_a_request_that_leaves_is_forgotten_and_one_that_is_too_late_refused():
-    fleet = Fleet(USE, regions=("east",))
+    fleet = fleet_with(USE, regions=("east",))
     for _ in range(8):
         fleet.submit(interactive=True)
     gone, late = fleet.submit(), fleet.submit(deadline_s=50.0)
@@ -131,14 +141,14 @@ def test_a_request_that_leaves_is_forgotten_and_one_that_is_too_late_refused():
 
 
 def test_nothing_is_held_where_the_rule_is_at_once():
-    fleet = Fleet(AT_ONCE)
+    fleet = fleet_with(AT_ONCE)
     number = fleet.submit()
     assert number in fleet.placed
     assert not fleet.held
 
 
 def test_held_work_is_published_by_model_with_its_age():
-    fleet = Fleet(regions=("east",))
+    fleet = fleet_with(regions=("east",))
     for _ in range(8):
         fleet.submit(interactive=True)
     for age_h in (0, 2, 5, 11):
@@ -171,7 +181,7 @@ def test_held_work_is_published_by_model_with_its_age():
 
 def test_what_waits_is_published_with_the_rate_that_its_deadlines_need():
     """Each request is of 16 tokens; those that are queued are interactive, or released."""
-    fleet = Fleet(regions=("east",))
+    fleet = fleet_with(regions=("east",))
     for _ in range(13):
         fleet.submit(interactive=True)
     assert fleet.dispatcher.holding.waiting_work() == {"m": (3, 0.0, 0.0, 3 * 16.0)}

@@ -15,7 +15,7 @@ class Starting(World):
 
     def __init__(self, start_s=14 * MINUTE, **tuned):
         super().__init__()
-        self.dispatcher.waits.paces.wall_clock = lambda: self.now_s
+        self.dispatcher.fleet.wall_clock = lambda: self.now_s
         endpoints = tuple(
             replace(one, tuned=one.tuned.model_copy(update=tuned if one.model == "m" else {}))
             for one in self.inventory.endpoints

@@ -420,14 +420,14 @@ def test_an_error_of_one_waiting_request_ends_it_alone(monkeypatch):
     world = World()
     world.fill()
     numbers = [world.submit() for _ in range(3)]
-    end = world.dispatcher.runs.standings.end
+    end, row = world.dispatcher.runs.standings.end, world.dispatcher.requests[numbers[0]].row
     failed = []
 
-    def fails(number, output_tokens, now_s):
-        if number == numbers[0] and not failed:
-            failed.append(number)
-            raise KeyError(number)
-        end(number, output_tokens, now_s)
+    def fails(ended, output_tokens, now_s):
+        if ended == row and not failed:
+            failed.append(ended)
+            raise KeyError(ended)
+        end(ended, output_tokens, now_s)
 
     monkeypatch.setattr(world.dispatcher.runs.standings, "end", fails)
     world.pass_time(20_000.0)
@@ -495,7 +495,7 @@ CALLS = {
     "left": lambda world: world.send(port.Left(0)),
     "again": lambda world: world.send(port.Left(0, again=True)),
     "sweep": lambda world: world.pass_time(),
-    "prewarm_on": lambda world: world.dispatcher.prewarming.look_on(),
+    "prewarm_on": lambda world: world.dispatcher.prewarming.control.refresh_likely(),
     "pump": lambda world: world.dispatcher.pump_all(),
     "rank": lambda world: world.dispatcher.runs.sweep(),
     "move first": lambda world: world.dispatcher.runs.move_first(*RUN),

@@ -98,6 +98,4 @@ async def test_a_live_stream_moves_the_map(served) -> None:
     await (await asked).read()
     await until(lambda: accounts.maps.active.sum() == 0)
     (replica,) = served.gateway.topology.replicas.values()
-    assert (
-        served.gateway.observation.view(replica.endpoint, [replica], served.gateway.clock()).overloaded_instances == 0
-    )
+    assert served.gateway.observation.views()[replica.endpoint.index].overloaded_instances == 0

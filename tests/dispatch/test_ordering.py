@@ -6,6 +6,7 @@ One instance that runs one request at a time, so that what a request waits is wh
 import math
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -20,7 +21,7 @@ from scheduling.policy import EndpointPolicy
 from scheduling.simulation.cluster import description as simulated
 from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.workload.requests import make_requests
-from tests.dispatch.test_twin import Live
+from tests.clocks.both import Scenario, courses_of, fleet_of
 from tests.examples import at_night_but
 
 MOST = 64  # max_tokens of every request
@@ -53,13 +54,14 @@ def fleet(ordering: str, stretch: float) -> simulated.Cluster:
 
 async def begins(ordering: str, stretch: float, requests, predictions) -> list[float]:
     """Return when each request was dispatched."""
-    cluster = fleet(ordering, stretch)
-    live = Live(cluster, max_tokens=MOST)
-    live.run(cluster, requests, predictions)
-    assert not live.refused
-    given_s = {each.asked.number: time_s for time_s, each, _, _ in live.dispatcher.decided}
+    live = fleet_of(fleet(ordering, stretch))
+    courses = courses_of(Scenario(fleet(ordering, stretch), requests))
+    for course, predicted in zip(courses, predictions, strict=True):
+        course.submit = msgspec.structs.replace(course.submit, predicted_tokens=predicted, max_tokens=MOST)
+    live.expect(courses)
+    live.run()
+    given_s = {number: time_s for time_s, number, *_ in live.decisions}
     assert len(given_s) == requests.arrival_s.size, "every request is served"
-    assert all(1 <= each.predicted_tokens <= MOST for _, each, _, _ in live.dispatcher.decided)
     return [given_s[number] for number in range(requests.arrival_s.size)]
 
 

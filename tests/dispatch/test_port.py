@@ -30,7 +30,10 @@ RECORDS = [
     port.Held(9, "us-east", 120, "Held: use 72%, releases below 60%", own_region="us-east"),
     port.Placed(
         number=7, attempt=1, instance="m-0", ready_at=1.25e9, url="http://127.0.0.1:1", api_key="secret", region="east",
-        ordering="ssjf", queue_key_s=1.5e9, placed_s=13.5, why={"seen": [{"instance": "m-0", "score": None}]},
+        ordering="ssjf", queue_key_s=1.5e9, placed_s=13.5, why=port.Reasons(
+            "least_delay", 3, 100, {"m-0": [0.5, 1.0]}, 12.5, 64, port.ESTIMATE, port.Pulled(2, 7, 40, -1.5),
+            port.RunRank(3.5, 1.5, 2.5, 9.5, first=True), "on the GPU"
+        ),
         first_token_s=600.0,
     ),
     port.Refused(7, 429, "queue_full", "The queue is full.", retry_after_s=2.5, estimated_wait_s=5.0, region="east"),

@@ -6,6 +6,7 @@ import pytest
 from channels.db import database_sync_to_async
 
 from controlplane.fleet.models import Deployment
+from controlplane.gateway.explanation import trace_of
 from tests.gateway.conftest import until
 
 
@@ -39,7 +40,7 @@ async def test_an_instance_is_given_one_more_than_it_runs_and_the_trace_says_why
     backend.script.hold.set()
     assert await asyncio.gather(*asked) == [200] * 6
     assert served.gateway.topology.requests_ahead(replica) == 0
-    steps = [row.trace[-1] for row in await served.rows()]
+    steps = [trace_of(row)[-1] for row in await served.rows()]
     assert sorted(step["requests_ahead"] for step in steps)[:2] == [0, 0]
     assert max(step["requests_ahead"] for step in steps) >= 1
     for step in steps:
@@ -58,7 +59,7 @@ async def test_a_limit_of_0_keeps_the_order_strict(served):
     await until(lambda: len(served.gateway.dispatcher.queue) == 4)
     backend.script.hold.set()
     assert await asyncio.gather(*asked) == [200] * 6
-    assert {row.trace[-1]["requests_ahead"] for row in await served.rows()} == {0}
+    assert {trace_of(row)[-1]["requests_ahead"] for row in await served.rows()} == {0}
 
 
 async def test_a_round_trip_is_from_the_decision_to_the_headers(served):

@@ -1,12 +1,14 @@
 """No request is passed for ever: the bounds of every order by run or by share hold at each decision, under both clocks."""
 
 from collections import defaultdict
+from math import inf
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controlplane.dispatch.port import Placed, Queued
 from scheduling.applications.demand_graph import Backend, DemandGraph, RunRecord, ServiceRate, Step
 from scheduling.applications.standings import KnownGraph
 from scheduling.fleet.profile import Profile
@@ -15,11 +17,10 @@ from scheduling.queueing.fair_shares import OUTPUT_WEIGHT
 from scheduling.queueing.ordering import NO_DEADLINE_S
 from scheduling.simulation.cluster import description as simulated
 from scheduling.simulation.engine.config import EngineConfig
-from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import make_requests
 from scheduling.simulation.workload.runs import ApplicationToCome, RunsToCome, RunToCome
-from tests.dispatch.test_runs_twin import RunsLive
-from tests.dispatch.test_twin import NEVER
+from tests.clocks.both import Both, Scenario, assert_equal_events, live_fleet, run_simulation
+from tests.clocks.fleet import VirtualFleet
 from tests.examples import costly
 
 WEIGHTS = (1.0, 2.0, 0.5)
@@ -40,32 +41,33 @@ records = st.lists(steps, min_size=1, max_size=3).map(
                                   for at, one in enumerate(chain)))
 )  # fmt: skip
 drawn_runs = st.lists(
-    st.tuples(st.integers(0, 8), st.integers(2, 60) | st.just(NEVER), st.integers(0, 2), records),
+    st.tuples(st.integers(0, 8), st.integers(2, 60) | st.just(inf), st.integers(0, 2), records),
     min_size=4,
     max_size=14,
 )
 
 
-class Watching(RunsLive):
+class Watching(VirtualFleet):
     """Checks at each decision that no request that waits on is passed by one that may not pass it."""
 
-    def __init__(self, fleet, ordering, most_cost):
-        super().__init__(fleet)
-        self.ordering, self.most_cost = ordering, most_cost
+    ordering, most_cost = "", 0.0
+
+    def __init__(self, *arguments):
+        self.known = {}
         self.passed = defaultdict(float)
         """By (tenant that waits, tenant that is served): cost over weight since the first was served last."""
-        self.checked = 0
-        explain = self.dispatcher.placement._explain
+        super().__init__(*arguments)
 
-        def checking(request, endpoint, replica, pulled):
-            waiting = [one for one in self.dispatcher.queue.of(endpoint) if one is not request]
-            self.check(request, waiting)
-            return explain(request, endpoint, replica, pulled)
-
-        self.dispatcher.placement._explain = checking
+    def hear(self, record):
+        if isinstance(record, Queued | Placed):
+            (endpoint,) = self.topology.endpoints
+            waiting = self.dispatcher.queue.of(endpoint)
+            self.known |= {one.asked.number: one for one in waiting}
+            if isinstance(record, Placed):
+                self.check(self.known[record.number], waiting)
+        super().hear(record)
 
     def check(self, request, waiting):
-        self.checked += len(waiting)
         if self.ordering in ("vtc", "wfq"):
             self.check_shares(request, waiting)
             return
@@ -78,7 +80,7 @@ class Watching(RunsLive):
             elif self.ordering == "application":
                 until_s = stands.began_s
             else:
-                until_s = stands.due_s if stands.due_s < NEVER else stands.began_s + NO_DEADLINE_S
+                until_s = stands.due_s if stands.due_s < inf else stands.began_s + NO_DEADLINE_S
             assert began_s <= until_s + 1e-9, "only runs that begin by then may pass"
 
     def check_shares(self, request, waiting):
@@ -122,11 +124,9 @@ def test_what_waits_is_passed_within_the_bound_of_its_order(ordering, drawn):
     cost = prompt + OUTPUT_WEIGHT * output if ordering == "vtc" else [
         PROFILE.service_time_s(int(one), int(other)) for one, other in zip(prompt, output, strict=True)
     ]  # fmt: skip
-    live = Watching(fleet, ordering, float(np.max(np.array(cost) / np.array(WEIGHTS)[tenant])))
-    live.weigh(WEIGHTS)
-    live.dispatcher.runs.graphs.update({(1 + number, "a0"): graphs[0] for number in range(3)})
-    live.serve(fleet, requests, runs)
-    decided = [(each.asked.number, slot) for _, each, _, slot in live.dispatcher.decided]
-    result = Simulation(fleet, requests, decisions=True, runs=runs).run()
-    assert result.decisions[["request", "instance"]].tolist() == decided
-    assert len(decided) == requests.count
+    scenario = Scenario(fleet, requests, runs=runs, graph_names=[("a0", graphs[0])])
+    live, launcher = live_fleet(scenario, Watching)
+    live.ordering, live.most_cost = ordering, float(np.max(np.array(cost) / np.array(WEIGHTS)[tenant]))
+    live.run()
+    assert_equal_events(Both(scenario, live, launcher, *run_simulation(scenario)))
+    assert len(live.decisions) == requests.count

@@ -68,7 +68,7 @@ async def test_an_answer_that_cannot_be_carried_out_is_none(late, monkeypatch, n
     seen = late.seen()
     solver._redis = Mailbox(msgspec.json.encode(solve(seen, moves=1_000).order.queues()))
     late.dispatcher.sweep()
-    await until(lambda: late.dispatcher.reordering.recent)
+    await until(lambda: late.dispatcher.reordering.control.reordered)
     assert sorted(late.drain()) == NUMBERS
     await solver.stop()
 
@@ -143,7 +143,7 @@ async def test_a_worker_is_killed_while_it_solves(late, redis_server, monkeypatc
             )  # a busy machine may give it no more in a second
             end(process)
             assert not client.keys(f"{KEY}*"), "it had answered"
-            assert not scheduler.recent
+            assert not scheduler.control.reordered
             assert scheduler.pending_s is not None
             fallbacks = scheduler.fallbacks
             order = [late.placed[0].number, late.placed[1].number]
@@ -151,10 +151,10 @@ async def test_a_worker_is_killed_while_it_solves(late, redis_server, monkeypatc
             assert late.placed[-1].number not in order
             await until(lambda: scheduler.fallbacks > fallbacks, reordering.PATIENCE_S + 20)
             kill(process)
-        assert not scheduler.recent
+        assert not scheduler.control.reordered
         with worker(url, tmp_path):
             await until(lambda: look(late), 120)
-    assert scheduler.recent[-1].answer.after.objective < scheduler.recent[-1].answer.before.objective
+    assert scheduler.changes[-1].after_late_s < scheduler.changes[-1].before_late_s
     assert sorted([order[0], *late.drain()]) == NUMBERS
     await solver.stop()
 
@@ -162,4 +162,4 @@ async def test_a_worker_is_killed_while_it_solves(late, redis_server, monkeypatc
 def look(late) -> bool:  # noqa: F811
     """Do the gateway's periodic work; return whether an answer has arrived."""
     late.dispatcher.sweep()
-    return bool(late.dispatcher.reordering.recent)
+    return bool(late.dispatcher.reordering.control.reordered)

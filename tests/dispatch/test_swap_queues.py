@@ -19,9 +19,9 @@ from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.observation import Observation
 from controlplane.dispatch.port import Asked, Finished, Placed
 from controlplane.dispatch.snapshot import Snapshot
-from controlplane.dispatch.swapping import REFUSED_S, RETRY_S, Swapping
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.tuning.selectors import Values
+from scheduling.control.swaps import REFUSED_S, RETRY_S, Swaps
 from scheduling.policy import live_policy
 
 S = InstanceState
@@ -41,7 +41,8 @@ class Pair:
         self.topology = Topology()
         self.dispatcher = Dispatcher(self.topology, lambda: self.now_s, deliver=self.take)
         self.apply()
-        self.swapping = Swapping(self.topology, self.dispatcher.queue, self.dispatcher.placement.pump)
+        self.dispatcher.fleet.wall_clock = lambda: self.now_s
+        self.swaps = Swaps(self.dispatcher.fleet)
 
     def policy(self, tuned):
         policy = live_policy(partial(getattr, tuned))
@@ -94,7 +95,7 @@ class Pair:
     def look(self, after_s=1.0):
         self.now_s += after_s
         self.dispatcher.sweep()
-        return list(self.swapping.wanted(self.now_s, self.now_s))
+        return [(self.topology.by_slot[slot].spec.instance_id, why) for slot, why in self.swaps.wanted()]
 
     def finish(self):
         self.dispatcher.take(Finished(self.placed[-1].number))
@@ -141,18 +142,6 @@ def test_the_instance_swaps_when_the_head_is_of_the_other_model_and_back(pair):
     assert pair.placed[-1].number == waits
 
 
-def test_a_model_just_swapped_in_serves_its_own_requests(pair):
-    pair.since_s[1] = pair.now_s
-    pair.apply()
-    pair.ask("a", 600.0)
-    pair.ask("b", 1.0)
-    own = pair.ask("a", 600.0)
-    assert pair.look() == []
-    assert pair.order() == ["a", "b"]
-    pair.finish()
-    assert pair.placed[-1].number == own
-
-
 def test_an_impossible_swap_does_not_block_the_awake_instance(pair):
     pair.ask("a", 600.0)
     pair.ask("b", 0.5)
@@ -187,7 +176,7 @@ def test_the_awake_instance_continues_while_no_swap_is_possible(pair):
     own = pair.ask("a", 600.0)
     pair.look()
     pair.finish()
-    pair.swapping.keep()
+    pair.swaps.keep()
     assert pair.placed[-1].number == own
 
 
@@ -265,7 +254,7 @@ def test_a_fork_knows_of_the_swap_in_progress_and_whose_groups_stand_where(pair)
     def swap():
         return [(one.leaves, one.waits, one.ends_s) for one in snapshot().instances]
 
-    groups = sorted(snapshot().groups.groups, key=lambda one: one.rank)
+    groups = snapshot().groups.groups
     assert [one.instance for one in groups] == [0, 1], "each by the instance of its model"
     assert swap() == [(False, False, None), (False, False, None)]
     pair.state(target=2, i1=S.DRAINING)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from controlplane.dispatch.waits import ENOUGH_BATCHES
+from scheduling.control.waits import ENOUGH_BATCHES
 from tests.gateway.conftest import until
 
 pytestmark = pytest.mark.parametrize("gateway_options", [{"max_num_seqs": 2, "queue_bound": 4}])
@@ -86,7 +86,7 @@ async def test_nothing_is_learned_from_waits_before_lengths_are_known(served):
     backend.script.hold.set()
     for task in tasks:
         (await task).release()
-    assert served.gateway.dispatcher.waits.paces.learned(endpoint, "").batches == 0
+    assert served.gateway.dispatcher.waits.control.correction(endpoint.index, "").batches == 0
 
 
 async def test_actual_waits_correct_later_estimates(served):
@@ -100,27 +100,27 @@ async def test_actual_waits_correct_later_estimates(served):
         backend.script.hold.set()
         for task in tasks:
             (await task).release()
-    correction = dispatcher.waits.paces.learned(endpoint, "interactive")
+    correction = dispatcher.waits.control.correction(endpoint.index, "interactive")
     assert correction.batches > ENOUGH_BATCHES
     assert correction.factor < 0.8
-    history = dispatcher.waits.history.lengths(("m", "interactive"))
+    history = dispatcher.waits.control.history.lengths(("m", "interactive"))
     assert history.output_mean == pytest.approx(3.0)
 
 
 async def test_where_memory_limits_the_batch_a_request_counts_by_what_its_prompt_holds(served):
     await warm(served)
-    topology, times = served.gateway.topology, served.gateway.dispatcher.waits
+    topology, times = served.gateway.topology, served.gateway.dispatcher.waits.control
     (endpoint,) = topology.endpoints
     (replica,) = topology.members(endpoint)
-    assert times.paces.weight(endpoint, 10_000) == 1.0  # two sequences are all that it runs
+    assert times.weight(endpoint.index, 10_000) == 1.0  # two sequences are all that it runs
     topology.fleet.kv_capacity_tokens[replica.slot] = 1
-    known = times.history.lengths(endpoint.model)
-    times.paces._paces.clear()  # what was read lately counts no longer
-    assert times.paces.weight(endpoint, 10_000) == known.weight(10_000.0) > 1.0
+    known = times.history.lengths((endpoint.model, ""))
+    times._paces.clear()  # what was read lately counts no longer
+    assert times.weight(endpoint.index, 10_000) == known.weight(10_000.0) > 1.0
     backend = served.backends[0]
     backend.script.hold = asyncio.Event()
     tasks = await fill(served, 3)
-    (waiting,) = served.gateway.dispatcher.queue.first(endpoint, 1)
+    (waiting,) = served.gateway.dispatcher.queue.in_order(endpoint, 1)
     weight = known.weight(float(waiting.asked.prompt_tokens))
     mean, variance, error = times.history.expected(
         (endpoint.model, waiting.asked.slo_class), float(waiting.predicted_tokens)

@@ -3,19 +3,20 @@
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
+from controlplane.dispatch.dispatcher import Dispatcher
+from controlplane.dispatch.fleet import LiveFleet
 from controlplane.dispatch.live_fleet import inventory
 from controlplane.dispatch.live_fleet.topology import Endpoint, Topology
 from controlplane.dispatch.observation import Observation
-from controlplane.dispatch.prewarming import Prewarming
+from controlplane.dispatch.prewarming import LivePrewarming
 from controlplane.dispatch.runs import ApplicationRuns
-from controlplane.dispatch.swapping import Swapping
-from controlplane.dispatch.waiting_queue import WaitingQueue
 from controlplane.events.models import Event, Severity
 from controlplane.fleet import places, services
 from controlplane.fleet.lifecycle.launching import launch_spec
@@ -39,6 +40,7 @@ from controlplane.fleet.swaps.selectors import statuses
 from controlplane.planning.execution import executor, rows
 from scheduling.applications.demand_graph import Backend, DemandGraph, RunRecord, ServiceRate, Step
 from scheduling.applications.standings import KnownGraph, RunCall
+from scheduling.control.swaps import Swaps
 from tests.fleet.test_tasks import FakeClient, FakeLauncher
 from workers.tasks import fleet as tasks
 from workers.tasks.tick import advance_swaps
@@ -289,11 +291,17 @@ class TestScaling:
         assert world.states()["a"] == S.PROVISIONING
 
 
-def queue_of(topology: Topology, waiting: Callable[[Endpoint], int]) -> WaitingQueue:
-    """Return a queue in which *waiting* requests wait for an endpoint."""
-    queue = WaitingQueue(topology, lambda: 0.0)
-    queue.count = waiting
-    return queue
+def fleet_of(topology: Topology, waiting: Callable[[Endpoint], int], clock=lambda: 0.0) -> LiveFleet:
+    """Return a fleet in which *waiting* requests wait for an endpoint."""
+    dispatcher = Dispatcher(topology, clock, deliver=lambda record: None)
+    for endpoint in topology.endpoints:
+        dispatcher.queue.arrays.size[endpoint.index] = waiting(endpoint)
+    return dispatcher.fleet
+
+
+def wanted(swaps: Swaps, topology: Topology) -> list[tuple[int, str]]:
+    """Return the rows that are swapped to, with the reasons."""
+    return [(topology.by_slot[slot].spec.instance_id, why) for slot, why in swaps.wanted()]
 
 
 class TestGateway:
@@ -306,9 +314,8 @@ class TestGateway:
         return topology
 
     def floor(self, topology, **waiting) -> list[tuple[int, str]]:
-        queue = queue_of(topology, lambda one: waiting.get(one.model.replace("-", "_"), 0))
-        swapping = Swapping(topology, queue, lambda endpoint: None)
-        return list(swapping.wanted(0.0, time.time()))
+        fleet = fleet_of(topology, lambda one: waiting.get(one.model.replace("-", "_"), 0))
+        return wanted(Swaps(fleet), topology)
 
     def test_who_shares_gpus_with_whom(self, world, topology):
         (group,) = topology.swap_groups
@@ -356,17 +363,20 @@ class TestGateway:
 
     def test_a_sleeping_instance_is_no_spare_to_the_floor(self, world, topology):
         observation = Observation(topology, lambda endpoint: 1, lambda endpoint: (0, None, None), time.monotonic)
-        spare = {}
-        for endpoint in topology.endpoints:
-            view = observation.view(endpoint, topology.members(endpoint), time.monotonic())
-            spare[endpoint.model] = (view.spot, view.instances)
+        spare = {view.model: (view.spot, view.instances) for view in observation.views().values()}
         assert spare["model-b"] == (0, 0)
 
     def test_a_model_that_will_probably_be_called_is_woken_while_the_gpus_are_idle(self, world, topology):
-        queue = queue_of(topology, lambda one: 0)
-        runs = ApplicationRuns(topology, queue, lambda number: 0, lambda endpoint: None)
-        prewarming = Prewarming(topology, queue, runs, lambda: 0.0, lambda record: None)
-        swapping = Swapping(topology, queue, lambda endpoint: None, prewarming)
+        now_s = 0.0
+        fleet = fleet_of(topology, lambda one: 0, lambda: now_s)
+        runs = ApplicationRuns(fleet, lambda endpoint: None)
+        prewarming = LivePrewarming(fleet, runs)
+
+        def early(at: int) -> str:
+            endpoint = topology.endpoints[at]
+            return prewarming.woken(endpoint, call) if (call := prewarming.wakes(endpoint)) else ""
+
+        swaps_of = Swaps(fleet, early)
         awake, target = (topology.endpoint(name, "us-east") for name in ("llama-3.1-8b", "model-b"))
         units = {name: Backend("llm", model) for name, model in (("plan", "llama-3.1-8b"), ("write", "model-b"))}
         record = RunRecord((Step("plan", -1, 10.0, 5.0), Step("write", 0, 10.0, 5.0)))
@@ -374,37 +384,26 @@ class TestGateway:
             DemandGraph("review", units, [record] * 10), dict.fromkeys(units, RATE)
         )
         plan = RunCall(0, (1, "review"), "run-1", "plan", 10, 5, RATE, endpoint=awake.index)
-        runs.standings.come(plan, 0.0)
+        runs.standings.arrive(plan, 0.0)
         prewarming.sweep()
-        (call,) = prewarming.likely
+        (call,) = prewarming.control.likely
         assert (call.target.kind, call.target.name, call.target.endpoint) == ("model", "model-b", target.index)
-        assert list(swapping.wanted(0.0, time.time())) == [
-            (world.rows["b"].pk, "Prewarming: write will probably follow.")
-        ]
+        assert wanted(swaps_of, topology) == [(world.rows["b"].pk, "Prewarming: write will probably follow.")]
         assert prewarming.run_of(call) == ("review", "run-1")
-        assert list(swapping.wanted(10.0, time.time())) == []  # it is being woken
+        now_s = 10.0
+        assert wanted(swaps_of, topology) == []  # it is being woken
         assert prewarming.figures() == {"model": [1, 0]}
 
     @pytest.mark.parametrize("waiting", [0, 1])
     def test_none_is_woken_for_a_call_while_the_gpus_have_work(self, world, topology, waiting):
-        queue = queue_of(topology, lambda one: waiting * (one.model == "llama-3.1-8b"))
-        asked = []
-
-        class Always:
-            def wakes(self, endpoint):
-                return endpoint
-
-            def woken(self, endpoint, call):
-                asked.append(endpoint.model)
-                return "why"
-
-        list(Swapping(topology, queue, lambda endpoint: None, Always()).wanted(0.0, time.time()))
-        assert bool(asked) == (not waiting)
+        fleet = fleet_of(topology, lambda one: waiting * (one.model == "llama-3.1-8b"))
+        woken = [why for _, why in Swaps(fleet, lambda endpoint: "likely").wanted()]
+        assert woken == ["likely"] * (not waiting)
 
     def test_it_asks_again_only_after_a_pause(self, world, topology):
-        queue = queue_of(topology, lambda one: int(one.model == "model-b"))
-        swapping = Swapping(topology, queue, lambda endpoint: None)
-        asked = [len(list(swapping.wanted(now_s, time.time()))) for now_s in (0.0, 1.0, 6.0)]
+        clock = SimpleNamespace(now_s=0.0)
+        wants = Swaps(fleet_of(topology, lambda one: int(one.model == "model-b"), lambda: clock.now_s))
+        asked = [len(list(wants.wanted())) for clock.now_s in (0.0, 1.0, 6.0)]
         assert asked == [1, 0, 1]
         swap = rows.swap.__wrapped__(world.rows["b"].pk, "2 requests wait")
         assert (swap.instance, swap.actor) == (world.rows["b"], "reactive floor")

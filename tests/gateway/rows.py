@@ -5,8 +5,16 @@ from typing import Any
 
 from controlplane.accounts.models import ApiKey, Tenant, hash_secret
 from controlplane.fleet.models import Deployment, GpuType, Instance, Model, Region, SloClass
+from controlplane.gateway.ledger.entry import COLUMNS, Row
+from controlplane.gateway.models import LedgerRow
 
 SECRET = "ph_test-secret"
+
+
+def ledger_row(row: Row | None = None, **values: Any) -> Row:
+    """*row* of the ledger as it is written, with other *values* by column; without one, the defaults."""
+    row = row or [LedgerRow._meta.get_field(name).get_default() for name in COLUMNS]
+    return [values.get(name, value) for name, value in zip(COLUMNS, row, strict=True)]
 
 
 def make_rows(

@@ -8,6 +8,7 @@ from channels.db import database_sync_to_async
 
 from controlplane.accounts.models import ApiKey, Tenant, hash_secret
 from controlplane.fleet.models import Adapter, Deployment, Model
+from controlplane.gateway.explanation import trace_of
 from scheduling.fleet.arrays import GPU_SLOTS
 from tests.gateway.conftest import until
 
@@ -44,9 +45,9 @@ async def test_an_adapter_is_a_model_of_the_api(adapted):
     assert (backend.lora_calls, backend.bodies[-1]["model"]) == (["+sql"], "sql")
     row = await adapted.new_row()
     assert (row.model, row.outcome) == ("m", "done")  # counted, predicted and billed as its model
-    assert row.trace[0]["adapter"] == {"name": "sql", "was": "not loaded", "words": "Adapter sql: not loaded."}
+    assert trace_of(row)[0]["adapter"] == {"name": "sql", "was": "not loaded"}
     await status_of(adapted, "sql")
-    assert (await adapted.new_row()).trace[0]["adapter"]["was"] == "on the GPU"
+    assert (await adapted.new_row()).trace[0]["adapter_was"] == "on the GPU"
     assert backend.lora_calls == ["+sql"]
 
 
@@ -210,9 +211,9 @@ async def test_adapters_of_waiting_requests_are_loaded_meanwhile(adapted):
     await until(lambda: backend.lora_calls == ["+sql", "+poet"])
     backend.script.hold.set()
     assert [status for status, _ in await asyncio.gather(first, second)] == [200] * 2
-    rows = {row.trace[0]["adapter"]["name"]: row.trace[0]["adapter"]["was"] for row in await adapted.rows()}
+    rows = {row.adapter: row.trace[0]["adapter_was"] for row in await adapted.rows()}
     assert rows == {"sql": "not loaded", "poet": "on the GPU"}
-    counts = adapted.gateway.dispatcher.prewarming.adapters.counts
+    counts = adapted.gateway.dispatcher.prewarming.counts["adapter"]
     assert (counts["warmed"], counts["used"], counts["wasted"]) == (1, 1, 0)
 
 

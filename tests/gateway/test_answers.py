@@ -53,7 +53,7 @@ async def nothing_is_left(served, caplog) -> None:
     await until(lambda: not gateway.limits.sequences(row.tenant_id))
     assert gateway.topology.fleet.running.sum() == 0
     assert not gateway.dispatcher.requests
-    assert not gateway.requests._tickets
+    assert not gateway.requests._open
     assert [
         record for record in caplog.records if record.exc_info and record.name.startswith("controlplane.gateway")
     ] == []
@@ -572,7 +572,7 @@ STEPS_THAT_RAISE = [
     "requests.submit", "requests.leave", "requests.finished", "requests.began", "requests.headers_received",
     "requests.place_again", "records.close", "records._measure", "records.lengths.prior.learn",
     "records.ledger.add", "upstream.carry", "upstream.connections.get", "upstream.connections.put_back",
-    "upstream._streamed", "completions._placement", "completions._settle_usage",
+    "upstream._streamed", "requests.placed", "completions.admission.enter",
 ]  # fmt: skip
 
 
@@ -595,8 +595,8 @@ async def test_a_slot_is_given_back_whatever_raises(served, monkeypatch, streame
 
 def raise_once(gateway, step: str, monkeypatch) -> None:
     *path, name = step.split(".")
-    owner = gateway.http.completions if path[0] == "completions" else getattr(gateway, path[0])
-    for attribute in path[1:]:
+    owner = gateway.http if path[0] == "completions" else gateway
+    for attribute in path:
         owner = getattr(owner, attribute)
     before = getattr(owner, name)
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from controlplane.gateway.admission.forms import read_form
-from controlplane.gateway.admission.validation import SPEECH, Kind, parse
+from controlplane.gateway.admission.validation import SPEECH, Call, Kind
 from controlplane.gateway.errors import ApiError
-from controlplane.gateway.upstream.client import payload
+from controlplane.gateway.upstream.bodies import payload
 from tests.docs import as_vllm
 from tests.gateway.test_speech import form
 
@@ -35,8 +35,8 @@ def sent(kind: Kind, name: str, value: Any) -> Any:
         raw, content_type = form(
             model="m", file=b"x", **({name: json.dumps(value)} if name not in ("model", "file") else {})
         )
-        call = parse(raw, kind, max_depth=9, content_type=content_type)
-        got = read_form(b"".join(payload(call, call.raw, 7777, streamed=call.stream)), content_type).fields
+        call = Call.read(raw, kind, max_depth=9, content_type=content_type)
+        got = read_form(b"".join(payload(call, 7777)), content_type).fields
         return {field: json.loads(said) if field == name != "model" else said for field, said in got.items()} | {
             "file": value
         }
@@ -50,10 +50,10 @@ def sent(kind: Kind, name: str, value: Any) -> Any:
     elif kind is Kind.COHERE_EMBED:
         body["texts"] = ["a"]
     try:
-        call = parse(json.dumps(body | {name: value}).encode(), kind, max_depth=32)
+        call = Call.read(json.dumps(body | {name: value}).encode(), kind, max_depth=32)
     except ApiError as error:
         return error
-    return json.loads(b"".join(payload(call, call.raw, 7777, streamed=call.stream)))
+    return json.loads(b"".join(payload(call, 7777)))
 
 
 @pytest.mark.parametrize(("route", "kind"), as_vllm.calls())

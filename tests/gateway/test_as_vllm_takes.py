@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.gateway.admission.validation import MAX_COUNTED, Kind, parse, with_prompt
+from controlplane.gateway.admission.validation import MAX_COUNTED, Call, Kind, with_prompt
 from controlplane.gateway.errors import ApiError
 from controlplane.gateway.serving.prefixes import leading_hashes
-from controlplane.gateway.upstream.client import payload
+from controlplane.gateway.upstream.bodies import payload
 from controlplane.gateway.upstream.continuation import evictable
 from forecasting.lengths import LengthQuery
 from tests.vllm.acceptance import RECORDED, cases
@@ -25,8 +25,8 @@ def test_every_field_that_vllm_takes_is_taken():
     refused = []
     for kind, body, taken in recorded:
         try:
-            call = parse(json.dumps(body).encode(), Kind(kind), max_depth=32)
-            assert json.loads(b"".join(payload(call, call.raw, 3, streamed=call.stream)))["priority"] == 3
+            call = Call.read(json.dumps(body).encode(), Kind(kind), max_depth=32)
+            assert json.loads(b"".join(payload(call, 3)))["priority"] == 3
         except ApiError as error:
             if taken:
                 refused.append((kind, body, error.message))
@@ -44,14 +44,14 @@ def test_numbers_as_text_are_counted_as_numbers():
         "ignore_eos": "yes",
         "priority": "7",
     }
-    call = parse(json.dumps(body).encode(), Kind.CHAT, max_depth=32)
+    call = Call.read(json.dumps(body).encode(), Kind.CHAT, max_depth=32)
     assert (call.max_tokens, call.min_tokens, call.sequences, call.stream, call.ignore_eos) == (100, 3, 2, True, True)
     assert call.priority == 7
-    ids = parse(b'{"model":"m","prompt":[1.0,"2",3]}', Kind.COMPLETION, max_depth=32)
+    ids = Call.read(b'{"model":"m","prompt":[1.0,"2",3]}', Kind.COMPLETION, max_depth=32)
     assert ids.prompt_tokens == 3
-    scored = parse(b'{"model":"m","prompt":"x","echo":"true","max_tokens":0}', Kind.COMPLETION, max_depth=32)
+    scored = Call.read(b'{"model":"m","prompt":"x","echo":"true","max_tokens":0}', Kind.COMPLETION, max_depth=32)
     assert scored.max_tokens == 1
-    assert json.loads(b"".join(payload(scored, scored.raw, 0, streamed=False)))["max_tokens"] == 0
+    assert json.loads(b"".join(payload(scored, 0)))["max_tokens"] == 0
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_numbers_as_text_are_counted_as_numbers():
 def test_half_a_character_is_passed_on_as_one_that_cannot_be_shown(said, passed, more):
     """C03."""
     raw = b'{"model":"m","messages":[{"role":"user","content":"' + said + b'"}]' + more + b"}"
-    call = parse(raw, Kind.CHAT, max_depth=32)
-    sent = json.loads(b"".join(payload(call, call.raw, 0, streamed=call.stream)))
+    call = Call.read(raw, Kind.CHAT, max_depth=32)
+    sent = json.loads(b"".join(payload(call, 0)))
     assert sent["messages"][0]["content"] == call.turns[0][1] == passed
 
 
@@ -81,8 +81,8 @@ def test_any_encoding_of_unicode(encoding):
     raw = json.dumps(
         CHAT | {"messages": [{"role": "user", "content": "gr\u00fc\u00df \U0001f600"}]}, ensure_ascii=False
     )
-    call = parse(raw.encode(encoding), Kind.CHAT, max_depth=32)
-    assert json.loads(b"".join(payload(call, call.raw, 0, streamed=call.stream)))["messages"] == call.body["messages"]
+    call = Call.read(raw.encode(encoding), Kind.CHAT, max_depth=32)
+    assert json.loads(b"".join(payload(call, 0)))["messages"] == call.body["messages"]
     assert call.turns == [("user", "gr\u00fc\u00df \U0001f600")]
 
 
@@ -121,7 +121,7 @@ def test_any_body_is_read_or_refused_in_words(kind, said, fields, sides, cut):
     """Any body gives a 400 of ours, or a body that an instance can be sent and whose prompt can be read."""
     raw = json.dumps({"model": "m"} | said | fields | sides).encode("utf-8", "surrogatepass")
     try:
-        call = parse(raw[: len(raw) - cut], kind, max_depth=32, most_bytes=10_000)
+        call = Call.read(raw[: len(raw) - cut], kind, max_depth=32, most_bytes=10_000)
     except ApiError as refused:
         refusal = json.loads(refused.body())["error"]
     else:
@@ -129,7 +129,7 @@ def test_any_body_is_read_or_refused_in_words(kind, said, fields, sides, cut):
     if refusal is not None:
         assert refusal["code"] in REFUSALS
         return
-    sent = json.loads(b"".join(payload(call, call.raw, 3, streamed=call.stream, token_ids=True)))
+    sent = json.loads(b"".join(payload(call, 3, token_ids=True)))
     assert (sent.get("priority"), sent["model"]) == (3 if kind.computes else call.body.get("priority"), "m")
     assert 0 <= call.min_tokens <= MAX_COUNTED
     assert call.sequences >= 1

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from controlplane.gateway.admission.validation import Kind, parse
+from controlplane.gateway.admission.validation import Call, Kind
 from controlplane.gateway.errors import ApiError
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -37,7 +37,7 @@ def deep(levels: int) -> dict:
 @pytest.mark.parametrize("kind", [Kind.CHAT, Kind.COMPLETION, Kind.RERANK])
 def test_a_wrong_body_is_refused_and_its_field_is_named(kind, body, code, param):
     with pytest.raises(ApiError) as refused:
-        parse(body if isinstance(body, bytes) else json.dumps(body).encode(), kind, max_depth=512)
+        Call.read(body if isinstance(body, bytes) else json.dumps(body).encode(), kind, max_depth=512)
     error = refused.value
     assert (error.status, error.code, error.param) == (400, code, param)
     assert error.message
@@ -64,7 +64,7 @@ WRONG = {
 def test_what_is_wrong_with_another_field_is_left_to_vllm(kind, name):
     body = {"messages": CHAT["messages"], "prompt": "hi", "input": "hi", "model": "m", "max_tokens": 9}
     for value in WRONG[name]:
-        call = parse(json.dumps(body | {name: value}).encode(), kind, max_depth=512)
+        call = Call.read(json.dumps(body | {name: value}).encode(), kind, max_depth=512)
         assert call.body[name] == value
         assert call.sequences >= 1
         assert call.max_tokens is None or call.min_tokens <= call.max_tokens
@@ -76,7 +76,7 @@ def test_what_is_wrong_with_another_field_is_left_to_vllm(kind, name):
 )
 def test_of_what_is_no_text_the_place_is_said(body, said):
     with pytest.raises(ApiError, match=said):
-        parse(body, Kind.CHAT, max_depth=512)
+        Call.read(body, Kind.CHAT, max_depth=512)
 
 
 OF_REQUESTS = [  # fields, headers, status, code, param

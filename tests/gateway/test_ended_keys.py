@@ -19,7 +19,7 @@ from django.utils import timezone
 from controlplane.accounts.models import ApiKey, Tenant
 from controlplane.batches import api, feeder, services
 from controlplane.batches.models import Batch, BatchStatus
-from controlplane.gateway.serving.open_requests import TicketState
+from controlplane.gateway.progress import RequestState
 from tests import settings as defaults
 from tests.examples import at_night_but
 from tests.gateway.conftest import until
@@ -92,8 +92,8 @@ async def batch_of(served, count=3):
         return (await response.json())["id"], file_id
 
 
-def tickets(served, *states):
-    return [one for one in served.gateway.requests._tickets.values() if one.state in states]
+def open_requests(served, *states):
+    return [one for one in served.gateway.requests._open.values() if one.state in states]
 
 
 def test_the_period_leaves_time_within_two_seconds():
@@ -106,10 +106,10 @@ async def test_requests_end(served, how):
     script = served.backends[0].script
     script.tokens, script.token_s = 2_000, 0.02
     stream = asyncio.create_task(last_error(served, CHAT))
-    await until(lambda: tickets(served, TicketState.STREAMING))
+    await until(lambda: open_requests(served, RequestState.STREAMING))
     queued = asyncio.create_task(answer(served, CHAT))
     held = asyncio.create_task(answer(served, CHAT, **{"X-SLO-Class": "flexible"}))
-    await until(lambda: len(tickets(served, TicketState.WAITING)) == 2)
+    await until(lambda: len(open_requests(served, RequestState.WAITING)) == 2)
     assert len(served.gateway.dispatcher.holding) == 1
 
     await database_sync_to_async(ENDS[how])()
@@ -119,7 +119,7 @@ async def test_requests_end(served, how):
         assert await held == (401, "invalid_api_key")
     assert await answer(served, CHAT) == (401, "invalid_api_key")
     await until(lambda: served.backends[0].running == 0)
-    assert not tickets(served, *TicketState)
+    assert not open_requests(served, *RequestState)
     assert not served.gateway.dispatcher.requests
     assert len(served.gateway.dispatcher.holding) == 0
     async with asyncio.timeout(10):
@@ -165,7 +165,7 @@ async def test_batches_end(served, how, state):
     if state == "validating":
         await waits
     else:
-        await until(lambda: served.gateway.requests._tickets)
+        await until(lambda: served.gateway.requests._open)
     if state == "running":
         await until(lambda: served.backends[0].running)
 

@@ -9,7 +9,7 @@ from channels.db import database_sync_to_async
 from django.conf import settings
 
 from controlplane.fleet.models import Deployment
-from controlplane.gateway.admission.validation import Kind, parse
+from controlplane.gateway.admission.validation import Call, Kind
 from controlplane.gateway.upstream.continuation import evictable
 from tests.examples import at_night_but
 from tests.gateway.conftest import do_once, emulate_two, gateway_before, until
@@ -183,5 +183,5 @@ async def test_streams_of_an_instance_that_dies_continue_elsewhere(served):
 def test_which_requests_can_be_continued(body, expected):
     asked = {"model": "m", "messages": MESSAGES, "stream": True, "max_tokens": 9, **body}
     asked = {name: value for name, value in asked.items() if value is not None}
-    call = parse(json.dumps(asked).encode(), Kind.CHAT, max_depth=20)
+    call = Call.read(json.dumps(asked).encode(), Kind.CHAT, max_depth=20)
     assert evictable(call) is expected

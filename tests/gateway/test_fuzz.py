@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from controlplane.dispatch.port import Left
+from controlplane.gateway.ledger.entry import REQUEST_ID
 from controlplane.gateway.models import LedgerRow
 from tests.examples import costly
 from tests.gateway.conftest import until
@@ -219,18 +220,18 @@ async def fuzzed(served, monkeypatch):
     instance, gateway = Instance(), served.gateway
     server = await asyncio.start_server(instance.serve, "127.0.0.1", 0, limit=2**20)
     address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    send = gateway.requests._send
+    send = gateway.requests.send
 
     def unhurt(record) -> None:
         send(replace(record, failure="") if isinstance(record, Left) else record)
 
-    of_server = gateway.upstream._server
-    monkeypatch.setattr(gateway.requests, "_send", unhurt)
-    monkeypatch.setattr(gateway.upstream, "_server", lambda placed: of_server(replace(placed, url=address)))
+    origin = gateway.upstream._origin
+    monkeypatch.setattr(gateway.requests, "send", unhurt)
+    monkeypatch.setattr(gateway.upstream, "_origin", lambda name, ready_at, _: origin(name, ready_at, address))
     rows, add = Counter(), gateway.ledger.add
 
     def noted(entry) -> None:
-        rows[entry.request_id] += 1
+        rows[entry[REQUEST_ID]] += 1
         add(entry)
 
     monkeypatch.setattr(gateway.ledger, "add", noted)
@@ -299,7 +300,7 @@ async def test_whatever_comes_is_answered_and_nothing_of_it_is_left(fuzzed, case
     assert [use.sequences for use in gateway.limits._use.values()] == [0]
     assert gateway.topology.fleet.running.sum() == 0
     assert not gateway.dispatcher.requests
-    assert not gateway.requests._tickets
+    assert not gateway.requests._open
     assert seen["errors"] == []
     if seen["count"] % 50 == 0:
         assert await gateway.ledger.flush()

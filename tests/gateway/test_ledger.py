@@ -5,20 +5,20 @@ import asyncio
 import pytest
 from channels.db import database_sync_to_async
 from django.db import OperationalError, connection
-from msgspec.structs import replace
 
 from controlplane.fleet.models import Deployment
+from controlplane.gateway.explanation import trace_of
 from controlplane.gateway.ledger import writer as module
-from controlplane.gateway.ledger.entry import RequestRecord
+from controlplane.gateway.ledger.entry import ARRIVED_AT, Row
 from controlplane.gateway.ledger.journal import PATTERN
 from controlplane.gateway.ledger.writer import Ledger
 from controlplane.gateway.models import LedgerRow, MinuteRow
 from controlplane.gateway.selectors import prefix_hits
-from tests.gateway.rows import make_rows
+from tests.gateway.rows import ledger_row, make_rows
 
 
 @pytest.fixture
-def entries(transactional_db) -> list[RequestRecord]:
+def entries(transactional_db) -> list[Row]:
     make_rows([], regions=[], max_num_seqs=1, queue_bound=1)
     tenant = module.LedgerRow._meta.get_field("tenant").related_model.objects.get()
     blank = {
@@ -42,7 +42,7 @@ def entries(transactional_db) -> list[RequestRecord]:
         "model": "m",
     }
     return [
-        RequestRecord(**(blank | {"request_id": f"r{index}", "arrived_at": 1_700_000_000.0 + index * 40}))
+        ledger_row(**(blank | {"request_id": f"r{index}", "arrived_at": 1_700_000_000.0 + index * 40}))
         for index in range(4)
     ]
 
@@ -132,7 +132,7 @@ async def test_a_kill_between_the_commit_and_the_journal_doubles_nothing(entries
     await database_sync_to_async(module.write)(entries[:3])
     following = Ledger(10, tmp_path)
     await following.start()
-    again = replace(entries[0], arrived_at=entries[0].arrived_at + 300)  # another request of the same id
+    again = ledger_row(entries[0], arrived_at=entries[0][ARRIVED_AT] + 300)  # another request of the same id
     following.add(again)
     await following.stop()
     written = await database_sync_to_async(rows)()
@@ -216,7 +216,7 @@ async def test_cached_prompt_tokens_are_kept_as_reported_and_as_expected(served,
         rows.append(await served.new_row())
     assert [row.cached_tokens for row in rows] == [None, 5]
     assert rows[0].expected_cached_tokens == 0
-    assert rows[1].expected_cached_tokens == rows[1].trace[-1]["seen"][0]["parts"]["affinity_tokens"] > 0
+    assert rows[1].expected_cached_tokens == trace_of(rows[1])[-1]["seen"][0]["parts"]["affinity_tokens"] > 0
     hits = await database_sync_to_async(prefix_hits)(rows[0].arrived_at, model="m")
     assert (hits.requests, hits.cached_tokens, hits.ratio, hits.of_tokens) == (1, 5, 5 / 7, 7)
     assert hits.expected_ratio == rows[1].expected_cached_tokens / 7

@@ -9,7 +9,7 @@ from controlplane.applications.models import ApplicationRun
 from controlplane.applications.services import follow_runs
 from controlplane.gateway.admission import marks as module
 from controlplane.gateway.admission.marks import Marks, Sessions, marks_of
-from controlplane.gateway.admission.validation import Kind, parse
+from controlplane.gateway.admission.validation import Call, Kind
 from controlplane.gateway.errors import ApiError
 from controlplane.gateway.serving.http import HttpRequest
 
@@ -90,7 +90,7 @@ RESULT = {"role": "tool", "tool_call_id": "1", "content": "Windy."}
 
 def call(*messages, **body):
     raw = orjson.dumps({"model": "m", "messages": messages} | body)
-    return parse(raw, Kind.CHAT, max_depth=64)
+    return Call.read(raw, Kind.CHAT, max_depth=64)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from controlplane.gateway.admission.validation import Call, Kind, parse, with_prompt
+from controlplane.gateway.admission.validation import Call, Kind, with_prompt
 from controlplane.gateway.upstream.answers import Usage
 from forecasting.lengths import LengthQuery
 from tests.gateway.test_responses import emulated  # noqa: F401 (a fixture)
@@ -123,7 +123,7 @@ async def test_claude_codes_own_fields_and_query_are_taken(emulated):
 
 def read_call(**body) -> Call:
     body = {"model": "m", "messages": HELLO, "max_tokens": 9} | body
-    return parse(json.dumps(body).encode(), Kind.MESSAGE, max_depth=20)
+    return Call.read(json.dumps(body).encode(), Kind.MESSAGE, max_depth=20)
 
 
 def test_all_that_a_message_says_counts_as_prompt():

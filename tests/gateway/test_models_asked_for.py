@@ -9,11 +9,10 @@ from channels.db import database_sync_to_async
 from django.utils import timezone
 
 from controlplane.accounts.models import ApiKey, Budget
-from controlplane.dispatch.live_fleet.topology import Estimate
 from controlplane.fleet.inventory.services import share
 from controlplane.fleet.models import Adapter, Deployment, Instance, Model
 from controlplane.gateway.targets import comparisons
-from scheduling.queueing.waits.waiting_time import Wait
+from scheduling.queueing.waits.waiting_time import Estimate, Wait
 from tests.gateway.backend import Backend
 from tests.gateway.conftest import until
 from tests.gateway.rows import make_model
@@ -175,14 +174,15 @@ async def test_one_that_would_wait_too_long_falls_back(two, monkeypatch):
     first = asyncio.create_task(asked(two))
     await until(lambda: m.running == 1)
     wait_s = 9.0
-    monkeypatch.setattr(dispatcher.waits, "of", lambda request: Estimate(request.endpoint, 1, Wait(wait_s, 1.0)))
+    monkeypatch.setattr(dispatcher.waits.control, "of", lambda row: Estimate(0, 1, Wait(wait_s, 1.0)))
     second = asyncio.create_task(asked(two))
     await until(lambda: len(dispatcher.queue) == 1)
     wait_s = 11.0
     assert (await asked(two))[:2] == (200, "n")
     # The second one has been waiting too long by now.
     (request,) = dispatcher.queue.of(two.gateway.topology.endpoint("m", "east"))
-    dispatcher.fallbacks.serves_late(request, 10.5)
+    dispatcher.table.arrival_s[request.row] -= 10.5
+    assert dispatcher.fallbacks.control.serve_late(request.row)
     assert (await second)[:2] == (200, "n")
     rows = await two.rows()
     assert [(row.model, row.model_rule, row.outcome) for row in rows] == [("n", "wait", "done")] * 2

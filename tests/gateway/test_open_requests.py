@@ -16,13 +16,18 @@ from controlplane.dispatch.port import (
     Prefix,
     PrefixWanted,
     Queued,
+    Reasons,
     Refused,
     Rerouted,
 )
 from controlplane.gateway.admission.validation import Kind
 from controlplane.gateway.errors import ApiError
-from controlplane.gateway.serving.open_requests import Interrupt, OpenRequests, Ticket, TicketState
+from controlplane.gateway.progress import Interrupt, Progress, RequestState
+from controlplane.gateway.serving.open_requests import OpenRequests
 from controlplane.gateway.serving.prefixes import BLOCK_IDS, leading_hashes
+from controlplane.gateway.upstream.answers import InstanceLost, Usage
+
+WHY = Reasons("round_robin", 0, 100, {"m-0": [0.0]})
 
 
 class GatewaySide:
@@ -32,21 +37,17 @@ class GatewaySide:
         self.records = []
         self.requests = OpenRequests(lambda: 10.0, self.records.append)
 
-    def ticket(self, *, streamed=True) -> Ticket:
+    def request(self, *, streamed=True) -> Progress:
         number = self.requests.next_number()
         asked = Asked(number, f"r{number}", "m", "east", 1, 0, None, 1e9, 1.0, 100, 40, None, 1, streamed)
-        ticket = Ticket(
-            asked=asked, grant=None, terms=None, call=SimpleNamespace(kind=Kind.CHAT, sequences=1), query=None
-        )
-        self.requests.submit(ticket)
-        return ticket
+        progress = Progress(asked=asked, grant=None, terms=None, call=SimpleNamespace(kind=Kind.CHAT, sequences=1))
+        self.requests.submit(progress)
+        return progress
 
-    def placed(self, ticket: Ticket, attempt=1) -> Placed:
-        number = ticket.asked.number
+    def placed(self, progress: Progress, attempt=1) -> Placed:
+        number = progress.asked.number
         self.requests.on_event(Queued(number, "east", 30))
-        record = Placed(
-            number, attempt, "m-0", 1e9, "http://x", "", "east", "fcfs", 1e9, 4.0, {"instance": "m-0"}, 600.0
-        )
+        record = Placed(number, attempt, "m-0", 1e9, "http://x", "", "east", "fcfs", 1e9, 4.0, WHY, 600.0)
         self.requests.on_event(record)
         return record
 
@@ -57,75 +58,77 @@ async def side() -> GatewaySide:
 
 
 async def test_a_stream_says_when_it_was_heard_of_last(side):
-    ticket = side.ticket()
-    side.placed(ticket)
-    ticket.connection = SimpleNamespace(heard_s=9.5)
+    progress = side.request()
+    side.placed(progress)
+    progress.connection = SimpleNamespace(heard_s=9.5)
     assert side.requests.last_heard() == {}, "it has not begun"
-    side.requests.began(ticket)
-    ticket.output_tokens = 3
-    assert side.requests.last_heard() == {ticket.asked.number: 9.5}
-    assert side.records[-1] == Advanced(((ticket.asked.number, 3),))
-    ticket.connection = None
+    side.requests.began(progress)
+    progress.output_tokens = 3
+    assert side.requests.last_heard() == {progress.asked.number: 9.5}
+    assert side.records[-1] == Advanced(((progress.asked.number, 3),))
+    progress.connection = None
     assert side.requests.last_heard() == {}, "its instance has gone"
 
 
 async def test_a_request_hears_where_it_waits_and_where_it_runs(side):
-    ticket = side.ticket()
-    assert side.records == [ticket.asked]
+    progress = side.request()
+    assert side.records == [progress.asked]
     side.requests.on_event(Queued(0, "east", 30))
-    assert (ticket.state, ticket.region, ticket.predicted_tokens) == (
-        TicketState.WAITING,
+    assert (progress.state, progress.region, progress.predicted_tokens) == (
+        RequestState.WAITING,
         "east",
         30,
     )
     side.requests.on_event(Rerouted(0, "west", 30, came_from="east", pressure=1.5))
-    assert ticket.region == "west"
-    record = Placed(0, 1, "m-0", 1e9, "http://x", "", "west", "fcfs", 1e9, 4.0, {"instance": "m-0"}, 600.0)
+    assert progress.region == "west"
+    record = Placed(0, 1, "m-0", 1e9, "http://x", "", "west", "fcfs", 1e9, 4.0, WHY, 600.0)
     side.requests.on_event(record)
-    assert await ticket.placement is record
-    assert (ticket.state, ticket.instance, ticket.attempts) == (TicketState.PLACED, "m-0", 1)
-    assert ticket.steps == [{"moved": "east to west", "pressure": 1.5}, {"instance": "m-0"}]
+    assert await progress.placement is record
+    assert (progress.state, progress.instance, progress.attempts) == (RequestState.PLACED, "m-0", 1)
+    moved, placed = progress.steps
+    assert moved == {"moved": "east to west", "pressure": 1.5}
+    assert (placed["instance"], placed["waited_ms"], placed["policy"]) == ("m-0", 3000.0, "round_robin")
 
 
 async def test_the_progress_of_all_streams_is_one_record_and_none_when_nothing_came(side):
-    tickets = [side.ticket() for _ in range(100)]
-    whole = side.ticket(streamed=False)
-    for ticket in [*tickets, whole]:
-        side.placed(ticket)
-    for ticket in tickets:
-        side.requests.began(ticket)
+    requests = [side.request() for _ in range(100)]
+    whole = side.request(streamed=False)
+    for progress in [*requests, whole]:
+        side.placed(progress)
+    for progress in requests:
+        side.requests.began(progress)
     side.requests.answered_whole(whole, None)
     side.records.clear()
     side.requests.report()
-    for ticket in tickets[:3]:
-        ticket.output_tokens += 7
+    for progress in requests[:3]:
+        progress.output_tokens += 7
     for _ in range(2):
         side.requests.report()
     first, second = side.records
     assert sorted(first.tokens) == [(number, 0) for number in range(100)], "that it began is said too"
     assert sorted(second.tokens) == [(0, 7), (1, 7), (2, 7)]
-    side.requests.headers_received(tickets[0])
+    side.requests.headers_received(requests[0])
     assert side.records[-1] == Advanced(headers=((0, 6.0),))
 
 
 async def test_how_the_prompt_of_a_waiting_request_begins_is_said_when_it_is_wanted(side):
-    ticket = side.ticket()
+    progress = side.request()
     body = {"prompt": list(range(2 * BLOCK_IDS + 5))}
-    ticket.call = SimpleNamespace(kind=Kind.COMPLETION, model="m", body=body, prompt_characters=1)
+    progress.call = SimpleNamespace(kind=Kind.COMPLETION, model="m", body=body, prompt_characters=1)
     side.requests.on_event(PrefixWanted(0))
-    assert side.records[1:] == [Prefix(0, tuple(leading_hashes(ticket.call, 100)[0]), BLOCK_IDS)]
+    assert side.records[1:] == [Prefix(0, tuple(leading_hashes(progress.call, 100)[0]), BLOCK_IDS)]
     assert len(side.records[1].hashes) == 2
 
 
 async def test_a_refusal_becomes_the_error_that_the_tenant_sees(side):
-    ticket = side.ticket()
+    progress = side.request()
     side.requests.on_event(Refused(0, 429, "queue_full", "Full.", 2.5, estimated_wait_s=5.0, region="west"))
     with pytest.raises(ApiError, match="Full") as caught:
-        await ticket.placement
+        await progress.placement
     error = caught.value
     assert (error.status, error.type, error.code) == (429, "rate_limit_error", "queue_full")
-    assert (error.retry_after_s, error.estimated_wait_s, ticket.region) == (2.5, 5.0, "west")
-    other = side.ticket()
+    assert (error.retry_after_s, error.estimated_wait_s, progress.region) == (2.5, 5.0, "west")
+    other = side.request()
     side.requests.on_event(Refused(1, 503, "model_unavailable", "None.", 15))
     with pytest.raises(ApiError) as caught:
         await other.placement
@@ -133,37 +136,37 @@ async def test_a_refusal_becomes_the_error_that_the_tenant_sees(side):
 
 
 async def test_a_request_that_lost_its_instance_is_placed_again(side):
-    ticket = side.ticket()
-    side.placed(ticket)
-    first = ticket.placement
-    side.requests.place_again(ticket, reason="m-0: it died", failure=DEAD)
+    progress = side.request()
+    side.placed(progress)
+    first = progress.placement
+    side.requests.place_again(progress, InstanceLost("m-0: it died", DEAD))
     assert side.records[-1] == Left(0, again=True, failure=DEAD, reason="m-0: it died")
-    assert ticket.placement is not first
-    side.placed(ticket, attempt=2)
-    assert (await ticket.placement).attempt == 2
-    assert [entry.get("lost") for entry in ticket.steps] == ["m-0: it died", None]
+    assert progress.placement is not first
+    side.placed(progress, attempt=2)
+    assert (await progress.placement).attempt == 2
+    assert [entry.get("lost") for entry in progress.steps] == ["m-0: it died", None]
 
 
 async def test_it_leaves_once_and_hears_nothing_afterwards(side):
-    done, gone = side.ticket(), side.ticket()
+    done, gone = side.request(), side.request()
     side.placed(done)
     side.records.clear()
-    side.requests.finished(done)
+    side.requests.finished(done, Usage())
     side.requests.leave(done)
     side.requests.leave(gone, failure=DEAD)
     side.requests.leave(gone)
     assert side.records == [Finished(0), Left(1, failure=DEAD)]
-    side.requests.on_event(Placed(1, 1, "m-0", 1e9, "http://x", "", "east", "fcfs", 1e9, 4.0, {}, 600.0))
-    assert gone.state is TicketState.ACCEPTED
+    side.requests.on_event(Placed(1, 1, "m-0", 1e9, "http://x", "", "east", "fcfs", 1e9, 4.0, WHY, 600.0))
+    assert gone.state is RequestState.ACCEPTED
     await asyncio.sleep(0)
     assert side.records[2:] == [Left(1)], "the place that it was given is free again"
 
 
 async def test_the_task_of_a_request_whose_instance_is_lost_is_interrupted(side):
-    ticket = side.ticket()
+    progress = side.request()
     cancelled = []
-    ticket.task = SimpleNamespace(cancel=lambda: cancelled.append(True))
-    side.placed(ticket)
+    progress.task = SimpleNamespace(cancel=lambda: cancelled.append(True))
+    side.placed(progress)
     side.requests.on_event(Lost(0))
     assert cancelled == [True]
-    assert ticket.interrupted is Interrupt.INSTANCE_LOST
+    assert progress.interrupted is Interrupt.INSTANCE_LOST

@@ -130,7 +130,7 @@ async def test_ledger_usage_budgets_and_limits_agree(served, happens, how):
         now = timezone.now()
         await Budget.objects.acreate(tenant=tenant, kind=kind, hard=1e6, usd_per_token=0.5, spent_until=now)
     served.gateway.keys._grants.clear()
-    served.gateway.http.completions.limits = served.gateway.limits = limits = Limits()
+    served.gateway.http.completions.admission.limits = served.gateway.limits = limits = Limits()
     await served.gateway.budgets.refresh()
 
     async def ask() -> int:

@@ -16,12 +16,13 @@ from controlplane.dispatch.port import Asked
 from controlplane.gateway.admission import limits as limits_module
 from controlplane.gateway.admission.limits import Limits, LoopLoad, Pace
 from controlplane.gateway.errors import ApiError
-from controlplane.gateway.ledger.entry import RequestRecord
+from controlplane.gateway.ledger.entry import Row
 from controlplane.gateway.ledger.writer import minute_sums
 from controlplane.gateway.monitoring.windows import Count, Latency, Windows
-from controlplane.gateway.serving.open_requests import MOVES, IllegalTicketMove, Ticket, TicketState
-from controlplane.gateway.upstream.client import upstream_priority
+from controlplane.gateway.progress import MOVES, IllegalMove, Progress, RequestState
+from controlplane.gateway.upstream.bodies import upstream_priority
 from scheduling.queueing.ordering import ORDERINGS, queue_key
+from tests.gateway.rows import ledger_row
 
 
 class TestLimits:
@@ -79,19 +80,19 @@ class TestLimits:
         assert limits.sequences(1) == 1
 
 
-class TestTicket:
+class TestStates:
     def test_every_move(self):
         asked = Asked(0, "r", "m", "east", 1, 0, None, 0.0, 0.0, 1, 1, None, 1, True)
-        for before, after in itertools.product(TicketState, TicketState):
-            ticket = Ticket(asked=asked, grant=None, terms=None, call=None, query=None, state=before)
-            if after in MOVES[before]:
-                ticket.move(after)
-                assert ticket.state is after
+        for before, after in itertools.product(RequestState, RequestState):
+            progress = Progress(asked=asked, grant=None, terms=None, call=None, state=before)
+            if after in MOVES.get(before, ()):
+                progress.move(after)
+                assert progress.state is after
             else:
                 refused = f"{before.name.lower()} cannot become {after.name.lower()}"
-                with pytest.raises(IllegalTicketMove, match=refused):
-                    ticket.move(after)
-                assert ticket.state is before
+                with pytest.raises(IllegalMove, match=refused):
+                    progress.move(after)
+                assert progress.state is before
 
 
 def test_upstream_priority_stays_in_its_band():
@@ -179,7 +180,7 @@ class TestWindows:
         assert len(pickle.dumps(windows)) < 7000 + 20 * 1000
 
 
-def entry(**changes) -> RequestRecord:
+def entry(**changes) -> Row:
     values = {
         "arrived_at": 120.5,
         "model": "m",
@@ -191,7 +192,7 @@ def entry(**changes) -> RequestRecord:
         "output_tokens": 5,
         "slo_met": True,
     }
-    return RequestRecord(**(values | changes))
+    return ledger_row(**(values | changes))
 
 
 def test_minute_sums():

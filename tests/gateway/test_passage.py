@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.gateway.admission.validation import Kind, parse
+from controlplane.gateway.admission.validation import Call, Kind
 from controlplane.gateway.serving.http import Responder
 from controlplane.gateway.upstream import streams
 from controlplane.gateway.upstream.answers import Usage
@@ -177,7 +177,7 @@ def sent_by_instance(kind, tokens):
 
 def carried(kind, pieces):
     """Return what the tenant gets, what is kept, and how many events were parsed."""
-    call = parse(json.dumps(BODIES[kind] | {"stream": True}).encode(), kind, max_depth=64, most_bytes=10_000)
+    call = Call.read(json.dumps(BODIES[kind] | {"stream": True}).encode(), kind, max_depth=64, most_bytes=10_000)
     ticket = SimpleNamespace(call=call, kept=Kept(), output_tokens=0)
     sent = []
     responder = SimpleNamespace(held=[], write_now=lambda data: sent.append(data) or True)

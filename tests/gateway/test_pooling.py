@@ -15,7 +15,7 @@ from channels.db import database_sync_to_async
 from controlplane.accounts.models import Budget, BudgetKind, Tenant
 from controlplane.dispatch.live_fleet import heartbeats
 from controlplane.fleet.models import Instance, Model
-from controlplane.gateway.admission.validation import Kind, parse
+from controlplane.gateway.admission.validation import Call, Kind
 from controlplane.gateway.models import MinuteRow
 from tests.gateway.conftest import open_sdk, until
 from tests.gateway.test_responses import emulated  # noqa: F401 (a fixture)
@@ -51,7 +51,7 @@ async def call(served, path, **body):
 )
 def test_of_a_call_that_passes_inputs_and_size_are_read(kind, fields, sequences, media):
     raw = json.dumps({"model": "e"} | fields).encode()
-    asked = parse(raw, kind, max_depth=32)
+    asked = Call.read(raw, kind, max_depth=32)
     assert (asked.sequences, asked.prompt_tokens, asked.prompt_characters) == (sequences, None, len(raw) - media)
     assert asked.raw is raw
 

@@ -8,7 +8,7 @@ import sys
 import orjson
 import pytest
 
-from controlplane.gateway.admission.validation import Call, Kind, parse
+from controlplane.gateway.admission.validation import Call, Kind
 from controlplane.gateway.serving.prefixes import BLOCK_CHARACTERS, BLOCK_IDS, LONGEST, leading_hashes
 from scheduling.routing.prefix_affinity import MOST_NOTED
 
@@ -21,7 +21,7 @@ BODIES = [
 
 
 def hashes(body, *, chat=True, model="m", prompt_tokens=1000):
-    call = parse(orjson.dumps({"model": model} | body), Kind.CHAT if chat else Kind.COMPLETION, max_depth=20)
+    call = Call.read(orjson.dumps({"model": model} | body), Kind.CHAT if chat else Kind.COMPLETION, max_depth=20)
     return leading_hashes(call, prompt_tokens)[:2]
 
 
@@ -134,7 +134,7 @@ def test_images_differ_by_their_content():
 
 def test_a_short_prompt_is_known_by_its_session():
     def of(session, body):
-        call = parse(orjson.dumps({"model": "m"} | body), Kind.CHAT, max_depth=20)
+        call = Call.read(orjson.dumps({"model": "m"} | body), Kind.CHAT, max_depth=20)
         return leading_hashes(call, 900, session)[:2]
 
     one, tokens = of("s1", picture("a" * 9000))

@@ -85,7 +85,7 @@ async def planned(served):
 async def test_a_prompt_that_will_follow_is_computed_before_its_call(prompted):
     plan = await planned(prompted)
     prompted.gateway.dispatcher.prewarming.sweep()
-    await until(lambda: bodies_of(prompted) and not prompted.gateway.dispatcher.prewarming.prompts.warming)
+    await until(lambda: bodies_of(prompted) and not prompted.gateway.dispatcher.prewarming.control.prompts.warming)
     (body,) = bodies_of(prompted)
     (warmed,) = [backend for backend in prompted.backends if body in backend.bodies]
     assert body["messages"] == [SYSTEM, {"role": "user", "content": "."}]
@@ -117,10 +117,10 @@ async def test_a_salt_is_passed_on_and_separates_prompts(prompted):
 async def test_one_that_nothing_used_is_waste(prompted):
     plan = await planned(prompted)
     prompted.gateway.dispatcher.prewarming.sweep()
-    await until(lambda: bodies_of(prompted) and not prompted.gateway.dispatcher.prewarming.prompts.warming)
+    await until(lambda: bodies_of(prompted) and not prompted.gateway.dispatcher.prewarming.control.prompts.warming)
     await plan
     drop_caches(prompted)
-    prompted.gateway.dispatcher.prewarming._warm_prefixes()
+    prompted.gateway.dispatcher.prewarming.sweep()
     assert counts_of(prompted)["wasted"] == 1
 
 
@@ -142,7 +142,7 @@ async def test_an_instance_that_dies_while_it_warms(prompted):
     await until(lambda: idle.running == 1)
     await idle.stop()
     await until(lambda: counts_of(prompted)["wasted"] == 1)
-    assert not prompted.gateway.dispatcher.prewarming.prompts.warming
+    assert not prompted.gateway.dispatcher.prewarming.control.prompts.warming
     assert (await plan)[0] == 200
     status, _ = await call(prompted, "c", "write", **WRITE)
     assert status == 200
@@ -161,7 +161,7 @@ async def test_a_webhook_is_called_before_a_unit_begins(served, monkeypatch):
         await teach(served, graph_of("plan", "tests", "write", kinds=[("tests", "container")]))
         for backend in served.backends:
             backend.script.tokens, backend.script.token_s = 8, 0.4
-        await until(lambda: prewarming.backends)
+        await until(lambda: prewarming.fleet.backends)
         plan = asyncio.create_task(call(served, "c", "plan", stream=True))
         await until(lambda: there.taken)
         await plan

@@ -7,9 +7,8 @@ import openai
 import pytest
 from channels.db import database_sync_to_async
 
-from controlplane.dispatch.live_fleet.topology import Estimate
 from controlplane.fleet.models import SloClass
-from scheduling.queueing.waits.waiting_time import Wait
+from scheduling.queueing.waits.waiting_time import Estimate, Wait
 from tests.gateway.conftest import open_sdk, until
 
 WAIT = Wait(30.0, 25.0)
@@ -24,8 +23,8 @@ def gateway_options():
 @pytest.fixture
 async def busy(served, monkeypatch):
     """A gateway whose only sequence is taken; every other request has an estimated wait of half a minute."""
-    waits = served.gateway.dispatcher.waits
-    monkeypatch.setattr(waits, "of", lambda request: Estimate(request.endpoint, 1, WAIT))
+    waits = served.gateway.dispatcher.waits.control
+    monkeypatch.setattr(waits, "of", lambda row: Estimate(0, 1, WAIT))
     backend = served.backends[0]
     backend.script.hold = asyncio.Event()
     first = asyncio.create_task(served.chat())
@@ -113,7 +112,7 @@ async def test_by_default_it_is_admitted_late(busy):
 
 async def test_without_an_estimate_it_is_admitted(busy, monkeypatch):
     await set_class(busy, "interactive", if_unreachable="refuse")
-    monkeypatch.setattr(busy.gateway.dispatcher.waits, "of", lambda request: Estimate(request.endpoint, 1))
+    monkeypatch.setattr(busy.gateway.dispatcher.waits.control, "of", lambda row: Estimate(0, 1))
     waiting = asyncio.create_task(busy.chat())
     await until(lambda: len(busy.gateway.dispatcher.queue) == 1)
     busy.backends[0].script.hold.set()

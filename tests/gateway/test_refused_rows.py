@@ -9,15 +9,15 @@ from asgiref.sync import sync_to_async
 from django.db import InterfaceError, OperationalError, ProgrammingError
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from controlplane.accounts.models import Tenant
 from controlplane.events.models import Event
 from controlplane.gateway.ledger import writer
-from controlplane.gateway.ledger.entry import COLUMNS, RequestRecord
+from controlplane.gateway.ledger.entry import COLUMNS, REQUEST_ID, Row, fitted
 from controlplane.gateway.ledger.writer import DEAD_LETTERS, Ledger, is_away, write_all
 from controlplane.gateway.models import LedgerRow
 from tests.gateway.conftest import until
+from tests.gateway.rows import ledger_row
 from tests.gateway.test_ledger import entries  # noqa: F401
 from tests.triggers import refuse, stop_refusing
 
@@ -28,14 +28,14 @@ def request_ids() -> list[str]:
     return list(LedgerRow.objects.order_by("id").values_list("request_id", flat=True))
 
 
-def bad(entry: RequestRecord) -> RequestRecord:
-    return replace(entry, tenant_id=NOBODY)
+def bad(entry: Row) -> Row:
+    return ledger_row(entry, tenant_id=NOBODY)
 
 
 def letters(folder) -> list[str]:
     """Request ids of the rows in the dead-letter file."""
     lines = (folder / DEAD_LETTERS).read_bytes().splitlines()
-    return [json.loads(line)[COLUMNS.index("request_id")] for line in lines]
+    return [json.loads(line)[REQUEST_ID] for line in lines]
 
 
 @pytest.mark.sql
@@ -152,7 +152,7 @@ async def test_a_journal_is_read_the_same_way(entries, tmp_path):  # noqa: F811
 
 async def test_dead_letters_under_a_journals_name_are_written_by_the_next_start(entries, tmp_path):  # noqa: F811
     ledger = Ledger(10, tmp_path)
-    ledger.add(replace(entries[0], output_tokens="many"))
+    ledger.add(ledger_row(entries[0], output_tokens="many"))
     ledger.add(entries[1])
     assert await ledger.flush()
     await ledger.stop()
@@ -187,9 +187,9 @@ def test_whatever_is_said_the_row_is_cleaned_and_written(entries, tmp_path):  # 
     @given(st.lists(st.fixed_dictionaries({}, optional=KINDS), min_size=1, max_size=5))
     def written(rows):
         LedgerRow.objects.all().delete()
-        given_ = [replace(entries[0], **values).ended() for values in rows]
+        given_ = [fitted(ledger_row(entries[0], **values)) for values in rows]
         assert write_all(given_, tmp_path) == 0
-        assert request_ids() == [entry.request_id for entry in given_]
+        assert request_ids() == [entry[REQUEST_ID] for entry in given_]
         for row in LedgerRow.objects.all():
             assert all(0 <= number < 2**31 for number in (row.prompt_tokens, row.output_tokens, row.attempts))
             assert all(number is None or math.isfinite(number) for number in (row.ttft_ms, row.itl_ms, row.e2e_ms))
@@ -200,12 +200,13 @@ def test_whatever_is_said_the_row_is_cleaned_and_written(entries, tmp_path):  # 
 
 
 def test_what_fits_stays_as_it_is_and_what_does_not_is_the_nearest(entries):  # noqa: F811
-    assert entries[0].ended().values() == entries[0].values()
-    entry = replace(
-        entries[0], predicted_output_tokens=3_000_000_000, attempts=-4, e2e_ms=math.inf, run="ü" * 200, unit="\ud800\0"
-    ).ended()
-    assert (entry.predicted_output_tokens, entry.attempts, entry.e2e_ms, entry.run) == (2**31 - 1, 0, None, "ü" * 80)
-    assert entry.unit == "?\ufffd"
+    assert fitted(entries[0]) == entries[0]
+    values = {
+        "predicted_output_tokens": (3_000_000_000, 2**31 - 1), "attempts": (-4, 0), "e2e_ms": (math.inf, None),
+        "run": ("ü" * 200, "ü" * 80), "unit": ("\ud800\0", "?\ufffd"),
+    }  # fmt: skip
+    row = fitted(ledger_row(**{name: given for name, (given, _) in values.items()}))
+    assert {name: row[COLUMNS.index(name)] for name in values} == {name: fits for name, (_, fits) in values.items()}
 
 
 async def test_the_page_and_readyz_say_it(served):
@@ -215,7 +216,7 @@ async def test_the_page_and_readyz_say_it(served):
     parts = {part.name: part for part in served.gateway.monitor.parts()}
     assert parts["database"].state == "ok"
     ledger.job.failed(OperationalError("disk full"))
-    ledger.add(RequestRecord(request_id="r"))
+    ledger.add(ledger_row(request_id="r"))
     parts = {part.name: part for part in served.gateway.monitor.parts()}
     assert parts["database"].state == "warning"
     assert parts["database"].detail.startswith("ledger: 1 rows wait since 20")

@@ -9,7 +9,7 @@ import pytest_asyncio
 from channels.db import database_sync_to_async
 from django.conf import settings
 
-from controlplane.gateway.admission.validation import Kind, parse, with_prompt
+from controlplane.gateway.admission.validation import Call, Kind, with_prompt
 from controlplane.gateway.errors import ApiError
 from forecasting.lengths import LengthQuery
 from tests.gateway.conftest import do_once, gateway_before, open_sdk, until
@@ -182,7 +182,7 @@ async def test_a_client_that_leaves_stops_the_response(emulated, client):
 )
 def test_what_needs_stored_responses_is_refused(fields, param):
     with pytest.raises(ApiError) as refused:
-        parse(json.dumps({"model": "m", "input": "x", **fields}).encode(), Kind.RESPONSE, max_depth=20)
+        Call.read(json.dumps({"model": "m", "input": "x", **fields}).encode(), Kind.RESPONSE, max_depth=20)
     assert (refused.value.status, refused.value.code, refused.value.param) == (400, "unsupported_parameter", param)
 
 
@@ -193,14 +193,14 @@ def test_what_a_length_is_predicted_from():
         {"type": "function_call_output", "call_id": "c", "output": "wind"},
     ]
     body = {"model": "m", "input": items, "instructions": "brief", "max_output_tokens": 9}
-    call = parse(json.dumps(body).encode(), Kind.RESPONSE, max_depth=20)
+    call = Call.read(json.dumps(body).encode(), Kind.RESPONSE, max_depth=20)
     assert call.turns[0] == ("system", "brief")
     assert [role for role, _ in call.turns] == ["system", "user", "assistant", "tool"]
     assert (call.prompt_characters, call.max_tokens) == (5 + 5 + 2 + 4, 9)
     query = with_prompt(call, LengthQuery("", 9))
     assert query.turns == 4
     assert "wind" in query.text
-    more = parse(json.dumps({**body, "tools": TOOLS}).encode(), Kind.RESPONSE, max_depth=20)
+    more = Call.read(json.dumps({**body, "tools": TOOLS}).encode(), Kind.RESPONSE, max_depth=20)
     assert more.prompt_characters - call.prompt_characters == len(json.dumps(TOOLS, separators=(",", ":")))
 
 

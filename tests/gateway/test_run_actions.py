@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from controlplane.gateway.explanation import trace_of
 from tests.gateway.conftest import until
 
 
@@ -50,7 +51,7 @@ async def test_a_run_that_is_moved_first_overtakes_the_others(served):
         await (await call).read()
     rows = await served.rows()
     assert [row.run for row in rows] == ["first", "b", "a", "c"]
-    moved = rows[1].trace[0]["run"]
+    moved = trace_of(rows[1])[0]["run"]
     assert "moved first by an operator" in moved["words"]
 
 

@@ -322,13 +322,15 @@ def call_names(launcher) -> set[str]:
 
 
 class TestWhatItSees:
-    async def test_the_view_of_an_endpoint(self, managed):
+    async def test_the_view_of_an_endpoint(self, managed, monkeypatch):
         gateway = managed.gateway
         sent = await fill(managed, 5)
         endpoint = gateway.topology.endpoints[0]
         members = gateway.topology.members(endpoint)
         # Demand is that of the seconds that are over.
-        view = gateway.observation.view(endpoint, members, gateway.clock() + 1.0)
+        monkeypatch.setattr(gateway.observation, "clock", lambda: gateway.clock() + 1.0)
+        view = gateway.observation.views()[endpoint.index]
+        monkeypatch.undo()
         assert (view.model, view.region, view.ready, view.coming, view.waiting) == ("m", "east", 1, 0, 1)
         assert view.use == pytest.approx(4 / 4 + 1 / 4)
         assert (view.min_instances, view.max_instances) == (1, 4)

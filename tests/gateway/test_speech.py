@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.gateway.admission.forms import read_form, with_field
-from controlplane.gateway.admission.validation import Kind, parse
+from controlplane.gateway.admission.validation import Call, Kind
 from controlplane.gateway.errors import ApiError
-from controlplane.gateway.upstream.client import payload
+from controlplane.gateway.upstream.bodies import payload
 from tests.gateway.conftest import open_sdk
 from tests.gateway.test_answers import DONE, http, plays, stream
 from tests.gateway.test_responses import emulated  # noqa: F401 (a fixture)
@@ -45,7 +45,7 @@ def test_a_form_is_read_with_the_seconds_of_its_sound():
     read = read_form(raw, content_type)
     assert read.fields == {"model": "w", "prompt": "gr\u00fc\u00df\r\n--xy", "stream": "true"}
     assert read.seconds == pytest.approx(2.5, abs=0.01)
-    call = parse(raw, Kind.TRANSCRIPTION, max_depth=9, content_type=content_type)
+    call = Call.read(raw, Kind.TRANSCRIPTION, max_depth=9, content_type=content_type)
     assert (call.model, call.stream, call.include_usage, call.prompt_tokens) == ("w", True, False, 251)
 
 
@@ -65,7 +65,7 @@ def test_a_form_is_read_with_the_seconds_of_its_sound():
 )
 def test_a_wrong_form_is_refused_and_its_field_is_named(raw, content_type, code, param):
     with pytest.raises(ApiError) as refused:
-        parse(raw, Kind.TRANSCRIPTION, max_depth=9, content_type=content_type)
+        Call.read(raw, Kind.TRANSCRIPTION, max_depth=9, content_type=content_type)
     assert (refused.value.status, refused.value.code, refused.value.param) == (400, code, param)
 
 
@@ -73,7 +73,7 @@ def test_a_wrong_form_is_refused_and_its_field_is_named(raw, content_type, code,
 def test_any_bytes_are_read_or_refused(raw, content_type):
     for body in (raw, b"--xyz\r\n" + raw + b"\r\n--xyz--", form(model="w", file=raw)[0]):
         try:
-            parse(body, Kind.TRANSLATION, max_depth=9, content_type=content_type)
+            Call.read(body, Kind.TRANSLATION, max_depth=9, content_type=content_type)
         except ApiError as error:
             refused = error
         else:
@@ -98,11 +98,12 @@ def test_the_seconds_of_a_sound(data, seconds):
 
 def test_usage_of_a_stream_is_asked_for_as_the_last_field_of_the_form():
     raw, content_type = form(model="w", file=b"x", stream="true", stream_include_usage="false")
-    call = parse(raw, Kind.TRANSCRIPTION, max_depth=9, content_type=content_type)
-    sent = b"".join(payload(call, call.raw, 3, streamed=True))
+    call = Call.read(raw, Kind.TRANSCRIPTION, max_depth=9, content_type=content_type)
+    sent = b"".join(payload(call, 3))
     assert sent.startswith(raw[: raw.rfind(b"--xyz--")])
     assert read_form(sent, content_type).fields["stream_include_usage"] == "true"
-    assert b"".join(payload(call, call.raw, 3, streamed=False)) == raw
+    call.stream = False
+    assert b"".join(payload(call, 3)) == raw
     assert read_form(with_field(raw, content_type, "a", "b"), content_type).fields["a"] == "b"
 
 

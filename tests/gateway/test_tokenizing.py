@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from controlplane.dispatch.port import ServedModel, Tokenizer
-from controlplane.gateway.admission.validation import Kind, parse
+from controlplane.gateway.admission.validation import Call, Kind
 from controlplane.gateway.upstream.tokenizing import PAUSE_S, RETRY_EVERY, TokenBlocks
 
 SERVED = ServedModel("m", 8192, 0, True, True, tokenizer=Tokenizer("m", 4, "http://one", "", 1e-3))
@@ -41,7 +41,7 @@ def blocks_of(server: Server) -> TokenBlocks:
 
 def chat(text: str, **body):
     raw = msgspec.json.encode({"model": "m", "messages": [{"role": "user", "content": text}], **body})
-    return parse(raw, Kind.CHAT, max_depth=50)
+    return Call.read(raw, Kind.CHAT, max_depth=50)
 
 
 async def test_a_prompt_is_asked_for_once_and_salts_divide_its_blocks():

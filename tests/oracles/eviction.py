@@ -122,11 +122,11 @@ def _make_room_for_assigned(
     waits = mine[running.emitted_tokens[mine] == 0]
     if beyond <= 0 or waits.size < beyond:
         return []
-    ahead = waits[np.lexsort((running.number[waits], running.due_s[waits]))][-beyond:]
+    ahead = waits[np.lexsort((running.row[waits], running.due_s[waits]))][-beyond:]
     streams = mine[running.emitted_tokens[mine] > 0]
     ends = sorted((float(ends_s[at]), int(at)) for at in streams)
     lost = running.lost_tokens
-    ranks = (running.number[streams], -running.due_s[streams], lost[streams])
+    ranks = (running.row[streams], -running.due_s[streams], lost[streams])
     victims = [at for at in streams[np.lexsort(ranks)].tolist() if may[at]]
     chosen: list[Eviction] = []
     for at in ahead.tolist():
@@ -142,8 +142,8 @@ def _make_room_for_assigned(
             gain_s, cost_s = start_s - max(soon_s, slack_s), prefill_s(fleet, instance, float(lost[victim]))
             if gain_s <= cost_s:
                 break
-            numbers = (int(running.number[victim]),)
-            chosen.append(Eviction(numbers, instance, GIVEN, gain_s, cost_s, int(lost[victim])))
+            rows = (int(running.row[victim]),)
+            chosen.append(Eviction(rows, instance, GIVEN, gain_s, cost_s, int(lost[victim])))
             gives_way = victim
         victims = [each for each in victims if each != gives_way]
         ends = [each for each in ends if each[1] != gives_way]
@@ -164,7 +164,7 @@ def _for_group(
     """Return the evictions among *may* for the requests of *group* in order; an eviction takes *soon_s*."""
     places = np.flatnonzero(may)
     lost, streams = running.lost_tokens, running.emitted_tokens > 0
-    ranks = (running.number[places], -running.due_s[places], lost[places], streams[places])
+    ranks = (running.row[places], -running.due_s[places], lost[places], streams[places])
     victims: list[int] = places[np.lexsort(ranks)].tolist()
     most = _most(fleet, instance)
     chosen: list[Eviction] = []
@@ -182,8 +182,8 @@ def _for_group(
             cost_s = sum(prefill_s(fleet, instance, float(lost[at])) for at in leaves)
             if not 0 < len(leaves) <= most or gain_s <= cost_s:
                 break
-            number, numbers = int(waiting.groups.groups["number"][group]), tuple(running.number[leaves].tolist())
-            chosen.append(Eviction(numbers, instance, number, gain_s, cost_s, int(lost[leaves].sum())))
+            number, rows = int(waiting.groups.groups["number"][group]), tuple(running.row[leaves].tolist())
+            chosen.append(Eviction(rows, instance, number, gain_s, cost_s, int(lost[leaves].sum())))
             for at in leaves:
                 sequences, free_tokens = sequences + 1, free_tokens + room.held_tokens[at]
                 room.release(at)

@@ -24,8 +24,8 @@ class Given(Observation):
 
     shown: ClassVar[dict] = {}
 
-    def view(self, endpoint, members, now_s) -> EndpointView:
-        return super().view(endpoint, members, now_s)._replace(**self.shown)
+    def views(self) -> dict[int, EndpointView]:
+        return {at: view._replace(**self.shown) for at, view in super().views().items()}
 
 
 class LoopOverRows(ScalingLoop):

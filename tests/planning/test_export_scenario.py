@@ -98,7 +98,7 @@ def test_a_models_bundle_is_named(requests, deployment, operator, tmp_path: Path
     scenario = load_scenario(tmp_path / "scenario.toml")
     assert scenario.models["llama-3.1-8b"].bundle == "preserve"
     key = "llama-3.1-8b", "us-east"
-    assert scenario.at(key, "forecaster", scenario.forecast) == "mlstm"
+    assert scenario.at(*key).forecaster == "mlstm"
     assert [one.routing for _, one in scenario.of_endpoint(*key)] == ["preserve", "preserve"]
 
 

@@ -16,10 +16,10 @@ from controlplane.simulation.whatif.fork import fork_of
 from controlplane.simulation.whatif.start import stage_start
 from controlplane.simulation.whatif.starts.begin import Begin, start_of
 from scheduling.fleet.state import FleetState
+from scheduling.simulation.cluster.description import cluster_of
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.scenario import Scenario, load_scenario
 from scheduling.simulation.simulator import Simulation
-from scheduling.simulation.staging.fleet import cluster_of
 from scheduling.simulation.workload.requests import make_requests
 from tests.console.conftest import make_request  # noqa: F401 (a fixture)
 

@@ -139,9 +139,10 @@ class Live:
         self.loop = RulesOnly(monkeypatch, self.observation)
         monkeypatch.setattr(timezone, "now", self.now)
         self.topology.apply(live_inventory.read())
+        self.now_s = -1000.0
         for endpoint in self.topology.endpoints:  # as long after the gateway's start as the decision has it
-            memory = self.observation.memory(endpoint.index)
-            memory.changed_s, memory.serving = -1000.0, READY
+            self.observation.changes.changed(endpoint.index)
+        self.now_s = 0.0
 
     def now(self) -> datetime:
         return START + timedelta(seconds=self.now_s)
@@ -149,8 +150,8 @@ class Live:
     @property
     def short(self) -> dict[int, int]:
         """What the global scheduler misses."""
-        scheduling = self.simulation.scheduling
-        return scheduling.scheduler.short_instances if scheduling else {}
+        reordering = self.simulation.reordering
+        return reordering.short_instances if reordering else {}
 
     def _at(self, endpoint) -> int:
         return self.simulation.cluster.endpoints.index((endpoint.model, endpoint.region))
@@ -210,10 +211,7 @@ class Live:
             for name in ("asked_work_s", "asked_at_s", "clear_at_s"):
                 given = getattr(simulation.world.endpoints, name)[self._at(endpoint)]
                 getattr(topology.arrays, name)[endpoint.index] = given
-        return {
-            self._at(endpoint): self.observation.view(endpoint, topology.members(endpoint), self.now_s)
-            for endpoint in topology.endpoints
-        }
+        return {self._at(topology.endpoints[at]): view for at, view in self.observation.views().items()}
 
     def decided(self) -> dict[tuple[str, int, str], list[int]]:
         """Return the moves since the last call: instances' rows by region, direction and reason."""

@@ -60,8 +60,8 @@ def test_instances_that_share_gpus_are_as_they_are_now(staged, make_instance):
     ]
     sharing = cluster.instances[1].sharing
     assert (sharing.group, sharing.weights_bytes) == ("pair-us-east-1", pytest.approx(16.06e9))
+    assert sharing.memory_bytes == 20e9
     assert sharing.wake_s == pytest.approx(16.06e9 / (2 * PCIE_BYTES_PER_S))
-    assert cluster.swap_memory_bytes == {"pair-us-east-1": 20e9}
 
 
 def test_round_trips_are_those_of_the_newest_decisions(staged, make_instance):

@@ -14,8 +14,8 @@ from controlplane.planning.plans import inventory
 from controlplane.planning.scenario import live_scenario
 from controlplane.tuning import services as tuning
 from scheduling.planning.places import problem_of
+from scheduling.simulation.cluster.description import cluster_of
 from scheduling.simulation.scenario import Scenario
-from scheduling.simulation.staging.fleet import cluster_of
 from tests.planning.conftest import PLACE
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("profile")]

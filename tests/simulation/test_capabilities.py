@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from controlplane.simulation import capabilities
-from scheduling.simulation.measures.results import Promise
+from scheduling.queueing.promises import Promise
 from tests.scheduling.planning.test_simulated_capability import ENGINE
 
 PROMPTS, OUTPUTS = np.full(20, 100, np.int32).tobytes(), np.full(20, 20, np.int32).tobytes()

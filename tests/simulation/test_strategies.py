@@ -151,7 +151,7 @@ def test_planners_do_not_count_on_what_is_lost(tmp_path: Path) -> None:
     text = path.read_text().replace('strategy = "reactive"', 'strategy = "lt_i"')
     path.write_text(text.replace("instances = 2\n", "instances = 2\nempty = 2\n", 1))
     scenario = load_scenario(path)
-    planned = planner.planner_of(scenario, path, stage(scenario, path))
+    planned = planner.planner_of(stage(scenario, path))
     assert planned is not None
 
     def most(now_s: float) -> dict[str, tuple[int, int]]:

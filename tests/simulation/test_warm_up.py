@@ -23,7 +23,7 @@ def test_kernels_that_are_not_on_disk_are_left_to_the_first_run(monkeypatch):
 def test_the_small_scenario_is_planned_and_served():
     ran = running.simulate(Scenario.model_validate(SMALL))
     assert ran.about["requests"] > 1000
-    assert ran.plans.rows
+    assert ran.tables["plans"].rows
     assert ran.result.counters["failed"] == 0
 
 
@@ -35,7 +35,7 @@ def test_what_an_instance_serves_is_the_same_for_all_seeds_of_a_fork():
     start = Start(kind="fleet", at=AT, scenario=values, arrivals=arrivals(stream(**of_class, **lengths)))
 
     def of_an_instance(seed, *edits):
-        return capabilities(scenario, stage_start(start, scenario, seed, edits, 1200.0))
+        return capabilities(stage_start(start, scenario, seed, edits, 1200.0))
 
     assert of_an_instance(1) == of_an_instance(2) == of_an_instance(1, Factor(Scope(), by=2.0))
     longer = of_an_instance(1, LengthFactor(Scope(), output=4.0))["m", "g"]

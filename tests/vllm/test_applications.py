@@ -128,7 +128,7 @@ def counted(served: ServedGateway) -> Counter[str]:
     """Return the calls by where their adapter was, and the adapters that were loaded before their calls."""
     dispatcher = served.gateway.dispatcher
     return Counter(dispatcher.adapters.tiers) + Counter(
-        {f"prewarmed: {key}": n for key, n in dispatcher.prewarming.adapters.counts.items()}
+        {f"prewarmed: {key}": n for key, n in dispatcher.prewarming.counts["adapter"].items()}
     )
 
 

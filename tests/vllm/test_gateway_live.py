@@ -156,7 +156,7 @@ async def test_adapters_are_models_that_are_loaded_and_unloaded(served, client, 
         for name in await loaded():
             await served.http.post(f"{vllm_server.url}/v1/unload_lora_adapter", json={"lora_name": name})
     rows = await served.rows()
-    assert [row.trace[0]["adapter"]["was"] for row in rows] == [
+    assert [row.trace[0]["adapter_was"] for row in rows] == [
         "not loaded", "not loaded", "in CPU memory", "not loaded", "not loaded"
     ]  # fmt: skip
     assert {row.model for row in rows} == {MODEL}

@@ -44,7 +44,6 @@ from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy, array_value
 from scheduling.queueing.held_work import Release
 from scheduling.queueing.ordering import Standing
-from scheduling.queueing.waits.waiting_time import Wait
 from scheduling.routing.adapters import forget_adapters
 from scheduling.routing.prefix_affinity import forget
 from scheduling.routing.regions import by_preference, latency_ms
@@ -56,19 +55,6 @@ from workers.vllm.metrics import VllmMetrics
 
 _GONE = EndpointPolicy(ordering="priority", queue_bound=0)
 """Policy of an endpoint whose deployment is not active: it takes no requests."""
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """Estimated wait of a request, and the values for a later comparison."""
-
-    endpoint: Endpoint
-    position: int  # in its queue, from 1
-    wait: Wait | None = None  # None while the pace there is unknown
-    uncorrected_s: float | None = None  # mean by the profile alone, once lengths are known
-    says_throughput: bool = False  # the queue was long enough for its wait to show the endpoint's throughput
-    batch: float = 1.0
-    serving: int = 0  # serving instances of its endpoint at that time
 
 
 class Request(Struct, eq=False):
@@ -100,7 +86,6 @@ class Request(Struct, eq=False):
     queued_tokens: int = 0  # of the prompt, counted as not prefilled
     ahead: int = -1  # in the look-ahead maps, while an instance has it
     ahead_tokens: int = 0  # output tokens that the maps count
-    estimate: Estimate | None = None  # of its wait, when it came
     own_region: str = ""  # of its caller, until the gateway knows it
     release: Release | None = None  # by the queue manager, until the gateway knows it
     released_s: float | None = None  # when the queue manager released it; None: it held it never
@@ -114,7 +99,6 @@ class Request(Struct, eq=False):
         return self.evictions > 0 or self.kept_tokens > 0
 
 
-RATE_WINDOW = 64  # finished requests from which an endpoint's pace is computed
 MOST_NOTICES = 1000
 
 
@@ -124,7 +108,6 @@ class Endpoint:
 
     index: int
     spec: EndpointSpec
-    finished_s: deque[float] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW))
     largest_kv_tokens: int = 0  # capacity of its largest instance, where known
     running_sequences: int = 0  # of requests given to its instances
     running_output_tokens: int = 0  # streamed so far by those
@@ -153,6 +136,10 @@ class Endpoint:
     @property
     def front_end(self) -> FrontEnd:
         return self.spec.front_end
+
+    @property
+    def prewarm_share(self) -> float:
+        return self.spec.tuned.PREWARM_SHARE
 
     @property
     def is_spot(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from controlplane.dispatch.dispatcher import Dispatcher
-from controlplane.dispatch.queues.view import Row, group_rows, see
+from controlplane.dispatch.queues.view import Row, group_rows
 from controlplane.dispatch.wire import QueueChange
 from controlplane.fleet.lifecycle.states import ActionError
 from scheduling.queueing.groups import put_before, unqueue
@@ -39,7 +39,7 @@ class QueueOperations:
     def act(self, number: int, action: GroupAction, operator: str, reason: str = "") -> Row:
         """Do *action* on group *number*; return its row as it was. Raises ActionError where it has left the queue."""
         dispatcher = self.dispatcher
-        seen = see(dispatcher)
+        seen = dispatcher.reordering.control.read(pinned=True)
         rows = group_rows(dispatcher, seen, worth(seen)) if seen else []
         row = next((row for row in rows if row["number"] == number), None)
         if row is None:
@@ -73,7 +73,7 @@ class QueueOperations:
             dispatcher.stop_run(application, run)
         elif dispatcher.runs.is_stopped(application, run):
             raise ActionError(f"Run {run} was stopped")
-        elif not any(map(dispatcher.queue.follows_runs, dispatcher.topology.endpoints)):
+        elif not dispatcher.runs.control.by_run().any():
             raise ActionError("No deployment orders by application run: choose such an order first")
         elif not dispatcher.runs.move_first(application, run):
             raise ActionError(f"Run {run} has no call in progress, and none lately")

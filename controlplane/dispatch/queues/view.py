@@ -8,11 +8,10 @@ import numpy as np
 
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica
-from controlplane.dispatch.reordering import running_in
 from controlplane.dispatch.wire import GROUP_COLUMNS, LANE_COLUMNS, QUEUE_COLUMNS, REORDER_COLUMNS
 from scheduling.queueing.reordering.evaluate import Score
 from scheduling.queueing.served import fcfs_attainment, worth
-from scheduling.queueing.snapshot import Snapshot, snapshot
+from scheduling.queueing.snapshot import Snapshot
 
 EVERY_S: Final = 1.0
 RISK_S: Final = 15.0
@@ -23,13 +22,6 @@ FCFS_GROUPS: Final = 256
 
 Row = dict[str, Any]
 Tables = dict[str, dict[str, list[Any]]]
-
-
-def see(dispatcher: Dispatcher) -> Snapshot | None:
-    """Return all groups in virtual queues, pinned ones included; None if there are none."""
-    topology, queue = dispatcher.topology, dispatcher.queue
-    running = running_in(topology, queue)
-    return snapshot(topology.fleet, topology.arrays, queue.arrays, queue.clock(), running=running, pinned=True)
 
 
 def risk_of(slack_s: float) -> str:
@@ -52,7 +44,7 @@ class QueuesView:
         return self._tables
 
     def _read(self) -> Tables:
-        seen = see(self.dispatcher)
+        seen = self.dispatcher.reordering.control.read(pinned=True)
         score = worth(seen) if seen else None
         groups = group_rows(self.dispatcher, seen, score) if seen and score else []
         lanes = self._lanes(groups)

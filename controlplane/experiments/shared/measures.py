@@ -8,8 +8,9 @@ import numpy as np
 from controlplane.experiments.experiment import Row
 from controlplane.experiments.shared.scenes import SILO
 from controlplane.simulation.running import Simulated
+from scheduling.queueing.promises import Promise
 from scheduling.simulation.cluster.world import UNPAID, Outcome, State
-from scheduling.simulation.measures.results import PROVISIONING, Promise, kept, latency_s
+from scheduling.simulation.measures.results import PROVISIONING, kept, latency_s
 from scheduling.simulation.result import Result
 
 INTERACTIVE_CLASS = 0

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scheduling.fleet.profile import Profile
+from scheduling.queueing.promises import Promise
 from scheduling.queueing.release_rule import AT_ONCE
+from scheduling.simulation.cluster.description import cluster_of
 from scheduling.simulation.engine.config import EngineConfig
-from scheduling.simulation.measures.results import Promise
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.scenario.fleet import ProfileOf
-from scheduling.simulation.staging.fleet import cluster_of
 from scheduling.simulation.workload.columns import Coded, Workload
 from scheduling.simulation.workload.generator import Burst, Client, LengthsByClass, Lognormal, generate
 

@@ -19,10 +19,10 @@ from scheduling.planning.bursts import POISSON_CV, arrival_cv
 from scheduling.planning.capacity import Capability
 from scheduling.planning.places import Deployed, Endpoint, Fleet
 from scheduling.planning.simulated_capability import SIZES, simulated_capability
+from scheduling.queueing.promises import Promise
 from scheduling.scaling import EndpointView, PlansFor
+from scheduling.simulation.cluster.description import cluster_of
 from scheduling.simulation.engine.config import EngineConfig
-from scheduling.simulation.measures.results import Promise
-from scheduling.simulation.staging.fleet import cluster_of
 from scheduling.simulation.staging.requests import requests_of
 from scheduling.simulation.workload.columns import Workload
 from scheduling.simulation.workload.generator import Burst, Client

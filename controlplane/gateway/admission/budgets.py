@@ -134,7 +134,7 @@ class BudgetUse:
 
 
 @dataclass(slots=True)
-class Admission:
+class BudgetHold:
     """What an admitted request holds of its budgets, until it is settled."""
 
     budgets: "Budgets"
@@ -181,7 +181,7 @@ class Budgets:
     def of(self, tenant_id: int, key_id: int, model: str) -> Iterator[BudgetUse]:
         return (use for use in self.uses.values() if use.terms.covers(tenant_id, key_id, model))
 
-    def enter(self, tenant_id: int, key_id: int, model: str, tokens: int, *, rates: bool = True) -> Admission:
+    def enter(self, tenant_id: int, key_id: int, model: str, tokens: int, *, rates: bool = True) -> BudgetHold:
         """Admit a request of *tokens*, prompt and predicted output. Raises ApiError 429; then nothing is counted.
 
         A request larger than a whole minute's limit is admitted when nothing else was in that minute. *rates*: whether
@@ -204,21 +204,21 @@ class Budgets:
         return self._hold(held, warnings)
 
     def move(
-        self, admission: Admission, tenant_id: int, key_id: int, model: str, tokens: int, *, rates: bool
-    ) -> Admission:
+        self, admission: BudgetHold, tenant_id: int, key_id: int, model: str, tokens: int, *, rates: bool
+    ) -> BudgetHold:
         """Count an admitted request towards the budgets of *model* instead, which serves it; whatever is left of them."""
         admission.cancel()
         uses = [use for use in self.of(tenant_id, key_id, model) if rates or use.terms.kind not in RATES]
         return self._hold([(use, use.terms.costs(tokens)) for use in uses], admission.warnings)
 
-    def _hold(self, held: list[tuple[BudgetUse, float]], warnings: list[str]) -> Admission:
+    def _hold(self, held: list[tuple[BudgetUse, float]], warnings: list[str]) -> BudgetHold:
         second = math.floor(self.clock())
         for use, amount in held:
             if use.terms.kind is BudgetKind.USD:
                 use.reserved_usd += amount
             else:
                 use.add(second, amount)
-        return Admission(self, second, held, warnings)
+        return BudgetHold(self, second, held, warnings)
 
     def spent(self, tenant_id: int, key_id: int, model: str) -> BudgetTerms | None:
         """Return the budget of dollars that stops requests of this key for *model*; None if none does."""

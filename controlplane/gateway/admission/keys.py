@@ -6,86 +6,67 @@ import logging
 import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Self
 
 from channels.db import database_sync_to_async
 from django.db.models import Prefetch, Q
 from django.utils import timezone
+from msgspec import structs
 
 from controlplane.accounts.models import ApiKey
+from controlplane.dispatch.port import Asked
 from controlplane.fleet.models import OnReclaim, Region, SloClass, SloKind
 from controlplane.gateway.errors import ApiError, invalid, invalid_key, model_not_allowed
-from scheduling.queueing.promises import ADMIT, ClassTerms, fallbacks
+from scheduling.queueing.promises import ClassTerms, fallbacks
 
 logger = logging.getLogger(__name__)
 TIERS = (None, "auto", "default", "flex", "scale", "priority")
 """Values of `service_tier`: OpenAI's own; vLLM 0.32 takes no other in responses."""
+_ASKED = tuple(name for name in ClassTerms.__struct_fields__ if name in Asked.__struct_fields__)
+_terms_of = attrgetter(*ClassTerms.__struct_fields__)
 CACHE_SIZE = 20_000
 DATABASE_DOWN_GRACE_S = 60.0  # time that a valid key keeps working while the database cannot be read
 
 
-@dataclass(frozen=True, slots=True)
-class SloTerms:
-    """An SLO class as the data path needs it."""
+class SloTerms(ClassTerms, frozen=True, kw_only=True):
+    """An SLO class as the data path needs it: the terms on which its requests are queued, and its targets."""
 
-    name: str
     service_tier: str
-    priority: int
-    ttft_target_ms: int | None
-    itl_target_ms: int | None
-    e2e_target_ms: int | None
-    deadline_s: int | None
+    ttft_target_ms: int | None = None
+    itl_target_ms: int | None = None
+    e2e_target_ms: int | None = None
     objective: float = 0.95
     """Share of its requests that must meet its promises."""
-    interactive: bool = True
-    if_unreachable: str = ADMIT
-    degrades_to: str = ""
-    opportunistic: bool = False
-    ends_on_reclaim: bool = False
-
-    @property
-    def due_s(self) -> float | None:
-        """Return seconds from arrival until the first token is due; None where that is not promised."""
-        return self.ttft_target_ms / 1000 if self.ttft_target_ms else None
-
-    @property
-    def end_s(self) -> float | None:
-        """Return seconds from arrival until the last token is due, end to end or by the deadline; None for never."""
-        e2e_s = self.e2e_target_ms / 1000 if self.e2e_target_ms else None
-        return min((each for each in (e2e_s, self.deadline_s) if each), default=None)
 
     @classmethod
-    def of(cls, row: SloClass) -> "SloTerms":
-        return cls(
-            name=row.name,
-            service_tier=row.service_tier,
-            priority=row.priority,
-            ttft_target_ms=row.ttft_target_ms,
-            itl_target_ms=row.itl_target_ms,
-            e2e_target_ms=row.e2e_target_ms,
-            deadline_s=row.deadline_s,
-            objective=row.percentile / 100,
+    def of(cls, row: SloClass) -> Self:
+        terms = cls(
+            row.name,
+            row.priority,
+            row.ttft_target_ms / 1000 if row.ttft_target_ms else None,
             interactive=row.kind == SloKind.INTERACTIVE,
             opportunistic=row.kind == SloKind.OPPORTUNISTIC,
             ends_on_reclaim=row.on_reclaim == OnReclaim.END,
             if_unreachable=row.if_unreachable,
             degrades_to=row.degrades_to.name if row.degrades_to else "",
+            service_tier=row.service_tier,
+            ttft_target_ms=row.ttft_target_ms,
+            itl_target_ms=row.itl_target_ms,
+            e2e_target_ms=row.e2e_target_ms,
+            objective=row.percentile / 100,
         )
+        return terms.within(row.deadline_s)
 
-    @property
-    def at_door(self) -> ClassTerms:
-        """The class as the dispatcher needs it."""
-        return ClassTerms(
-            slo_class=self.name,
-            priority=self.priority,
-            due_s=self.due_s,
-            end_s=self.end_s,
-            deadline_s=self.deadline_s,
-            interactive=self.interactive,
-            opportunistic=self.opportunistic,
-            ends_on_reclaim=self.ends_on_reclaim,
-            if_unreachable=self.if_unreachable,
-            degrades_to=self.degrades_to,
-        )
+    def within(self, deadline_s: int | None) -> Self:
+        """Return them with *deadline_s*: the last token is due then, or by its target."""
+        e2e_s = self.e2e_target_ms / 1000 if self.e2e_target_ms else None
+        end_s = min((each for each in (e2e_s, deadline_s) if each), default=None)
+        return structs.replace(self, deadline_s=deadline_s, end_s=end_s)
+
+    def asked(self) -> dict[str, Any]:
+        """Return the fields of `Asked` that they are."""
+        return {name: getattr(self, name) for name in _ASKED}
 
     @property
     def promises(self) -> bool:
@@ -140,7 +121,7 @@ class Grant:
 
     def fallbacks(self, terms: SloTerms) -> tuple[ClassTerms, ...]:
         """Return the classes to which a request of *terms* may be degraded, in order."""
-        return fallbacks(terms.at_door, {name: each.at_door for name, each in self.terms.items()})
+        return tuple(ClassTerms(*_terms_of(each)) for each in fallbacks(terms, self.terms))
 
     def choose(self, header: str | None, service_tier: object, known: frozenset[str]) -> SloTerms:
         """Return the class of a request: `X-SLO-Class` first, then `service_tier`, then the tenant's default.
@@ -159,7 +140,7 @@ class Grant:
         if not isinstance(service_tier, str):
             raise invalid("`service_tier` must be a string.", "service_tier", "invalid_type")
         for terms in self.terms.values():
-            if service_tier in (terms.service_tier, terms.name):
+            if service_tier in (terms.service_tier, terms.slo_class):
                 return terms
         raise self._refused(service_tier, "service_tier", known)
 
@@ -214,7 +195,7 @@ def _load(hashes: Iterable[str], ids: Collection[int] = ()) -> tuple[dict[str, G
             max_concurrent_requests=tenant.max_concurrent_requests,
             tokens_per_minute=tenant.tokens_per_minute,
             default_terms=default,
-            terms={terms.name: terms for terms in map(SloTerms.of, tenant.slo_classes.all())} | {default.name: default},
+            terms={each.slo_class: each for each in (*map(SloTerms.of, tenant.slo_classes.all()), default)},
             expires_at_s=row.expires_at.timestamp() if row.expires_at else None,
             models=frozenset(row.allowed_models),
         )
@@ -258,7 +239,6 @@ class Keys:
                         raise ApiError(
                             503,
                             "API keys cannot be checked at this moment.",
-                            type="server_error",
                             code="keys_unavailable",
                             retry_after_s=2,
                         ) from error

@@ -9,13 +9,14 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from enum import StrEnum
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import msgspec
 import orjson
 from msgspec import Struct, field
 
-from controlplane.gateway.admission.forms import read_form, with_field
+from controlplane.dispatch.port import Asked
+from controlplane.gateway.admission.forms import read_form
 from controlplane.gateway.admission.turns import (
     Turn,
     characters,
@@ -108,19 +109,139 @@ class Call(Struct):
     """The body for an instance: unchanged where it is strict JSON."""
     turns: list[Turn] = field(default_factory=list)  # of a conversation
     content_type: bytes = JSON_TYPE[1]  # of `raw`
+    renamed: bool = False  # another model than `raw` has
+
+    @classmethod
+    def read(
+        cls,
+        raw: bytes,
+        kind: Kind,
+        *,
+        max_depth: int,
+        most_bytes: int | None = None,
+        content_type: bytes = JSON_TYPE[1],
+    ) -> Self:
+        """Read the body *raw* of a call. Raises ApiError 400, or 413 if it is larger than *most_bytes*.
+
+        Images, sounds and films do not count towards *most_bytes*; they have a separate limit.
+        """
+        if kind in SPEECH:
+            return cls._speech(raw, kind, content_type)
+        too_much = most_bytes is not None and len(raw) > most_bytes
+        media_bytes = 0
+        try:
+            body, raw = read_body(raw, max_depth)
+            if too_much or not kind.generates:
+                media_bytes = sum(map(len, _media(body)))
+            too_much = too_much and len(raw) - media_bytes > (most_bytes or 0)
+        finally:
+            if too_much:
+                raise too_large(
+                    f"The request body is larger than {most_bytes} bytes, without images, sounds and films."
+                )
+        model = _model(body)
+        if not kind.generates:
+            return cls(
+                body=body,
+                model=model,
+                stream=False,
+                include_usage=False,
+                sequences=_inputs(body.get("input")),
+                prompt_tokens=None,
+                prompt_characters=len(raw) - media_bytes,
+                max_tokens=1,
+                kind=kind,
+                raw=raw,
+            )
+        turns: list[Turn] = []
+        prompt_tokens: int | None = None
+        prompts, prompt_characters = 1, 0
+        if kind is Kind.CHAT:
+            turns = chat_turns(body)
+        elif kind is Kind.RESPONSE:
+            turns = response_turns(body)
+        elif kind is Kind.MESSAGE:
+            turns = message_turns(body)
+        elif kind is Kind.CHAT_BATCH:
+            given = body.get("messages")
+            conversations = given if isinstance(given, list) else []
+            prompts = min(max(1, len(conversations)), MAX_CHOICES)
+            prompt_characters = sum(characters(chat_turns({"messages": each})) for each in conversations)
+        else:
+            prompts, prompt_tokens, prompt_characters = _prompt(body)
+        if turns:
+            tools = body.get("tools")
+            prompt_characters = characters(turns) + (len(msgspec.json.encode(tools)) if tools else 0)
+        max_tokens = _integer(body, "max_output_tokens" if kind is Kind.RESPONSE else "max_tokens")
+        if kind in (Kind.CHAT, Kind.CHAT_BATCH):
+            max_tokens = _integer(body, "max_completion_tokens") or max_tokens
+        if max_tokens == 0:  # an echo of the prompt with its log-probabilities, for which vLLM makes one token
+            max_tokens = 1
+        options = body.get("stream_options")
+        stream = kind is not Kind.CHAT_BATCH and _boolean(body, "stream")  # which vLLM does not read there
+        choices = 1 if kind in TYPED else _integer(body, "n", most=MAX_CHOICES) or 1
+        return cls(
+            body=body,
+            model=model,
+            stream=stream,
+            # Of a typed stream usage is in the last event, requested or not.
+            include_usage=kind in TYPED or (isinstance(options, dict) and _boolean(options, "include_usage")),
+            sequences=prompts * choices,
+            prompt_tokens=prompt_tokens,
+            prompt_characters=prompt_characters,
+            max_tokens=max_tokens,
+            min_tokens=min(_integer(body, "min_tokens") or 0, MAX_COUNTED if max_tokens is None else max_tokens),
+            ignore_eos=_boolean(body, "ignore_eos"),
+            kind=kind,
+            raw=raw,
+            turns=turns,
+        )
+
+    @classmethod
+    def _speech(cls, raw: bytes, kind: Kind, content_type: bytes) -> Self:
+        """Return a call whose prompt is a sound, as many tokens as vLLM counts for it."""
+        form = read_form(raw, content_type)
+        body: dict[str, Any] = dict(form.fields)
+        return cls(
+            body=body,
+            model=_model(body),
+            stream=_boolean(body, "stream"),
+            include_usage=_boolean(body, "stream_include_usage"),
+            sequences=1,
+            prompt_tokens=sound_tokens(form.seconds),
+            prompt_characters=0,
+            max_tokens=_integer(body, "max_completion_tokens") or None,
+            kind=kind,
+            raw=raw,
+            content_type=content_type,
+        )
 
     @property
     def priority(self) -> int:
         """Return the priority that the tenant asks for, 0 without one."""
         return _integer(self.body, "priority", most=MAX_COUNTED) or 0
 
-    def rename(self, model: str) -> None:
+    def ask_for(self, model: str) -> None:
         """Ask for *model* instead."""
         self.model = self.body["model"] = model
-        if self.kind in SPEECH:  # of two fields of one name vLLM takes the last
-            self.raw = with_field(self.raw, self.content_type, "model", model)
-        else:
-            self.raw = orjson.dumps(self.body)
+        self.renamed = True
+
+    def query(self, asked: Asked, slo_class: str = "") -> LengthQuery:
+        """Return what the length of the answer to *asked* is predicted from, without its prompt (`with_prompt`).
+
+        *slo_class* is the one that it was degraded from.
+        """
+        return LengthQuery(
+            text="",
+            prompt_tokens=asked.prompt_tokens,
+            model=asked.model,
+            tenant=asked.tenant,
+            slo_class=slo_class or asked.slo_class,
+            max_tokens=asked.max_tokens,
+            min_tokens=self.min_tokens,
+            ignore_eos=self.ignore_eos,
+            sequences=asked.sequences,
+        )
 
     @property
     def beginning(self) -> str:
@@ -140,84 +261,6 @@ class Call(Struct):
         return "\0".join(pieces)
 
 
-def parse(
-    raw: bytes, kind: Kind, *, max_depth: int, most_bytes: int | None = None, content_type: bytes = JSON_TYPE[1]
-) -> Call:
-    """Read the body *raw* of a call. Raises ApiError 400, or 413 if it is larger than *most_bytes*.
-
-    Images, sounds and films do not count towards *most_bytes*; they have a separate limit.
-    """
-    if kind in SPEECH:
-        return _speech(raw, kind, content_type)
-    too_much = most_bytes is not None and len(raw) > most_bytes
-    media_bytes = 0
-    try:
-        body, raw = read_body(raw, max_depth)
-        if too_much or not kind.generates:
-            media_bytes = sum(map(len, _media(body)))
-        too_much = too_much and len(raw) - media_bytes > (most_bytes or 0)
-    finally:
-        if too_much:
-            raise too_large(f"The request body is larger than {most_bytes} bytes, without images, sounds and films.")
-    model = _model(body)
-    if not kind.generates:
-        return Call(
-            body=body,
-            model=model,
-            stream=False,
-            include_usage=False,
-            sequences=_inputs(body.get("input")),
-            prompt_tokens=None,
-            prompt_characters=len(raw) - media_bytes,
-            max_tokens=1,
-            kind=kind,
-            raw=raw,
-        )
-    turns: list[Turn] = []
-    prompt_tokens: int | None = None
-    prompts, prompt_characters = 1, 0
-    if kind is Kind.CHAT:
-        turns = chat_turns(body)
-    elif kind is Kind.RESPONSE:
-        turns = response_turns(body)
-    elif kind is Kind.MESSAGE:
-        turns = message_turns(body)
-    elif kind is Kind.CHAT_BATCH:
-        given = body.get("messages")
-        conversations = given if isinstance(given, list) else []
-        prompts = min(max(1, len(conversations)), MAX_CHOICES)
-        prompt_characters = sum(characters(chat_turns({"messages": each})) for each in conversations)
-    else:
-        prompts, prompt_tokens, prompt_characters = _prompt(body)
-    if turns:
-        tools = body.get("tools")
-        prompt_characters = characters(turns) + (len(msgspec.json.encode(tools)) if tools else 0)
-    max_tokens = _integer(body, "max_output_tokens" if kind is Kind.RESPONSE else "max_tokens")
-    if kind in (Kind.CHAT, Kind.CHAT_BATCH):
-        max_tokens = _integer(body, "max_completion_tokens") or max_tokens
-    if max_tokens == 0:  # an echo of the prompt with its log-probabilities, for which vLLM makes one token
-        max_tokens = 1
-    options = body.get("stream_options")
-    stream = kind is not Kind.CHAT_BATCH and _boolean(body, "stream")  # which vLLM does not read there
-    choices = 1 if kind in TYPED else _integer(body, "n", most=MAX_CHOICES) or 1
-    return Call(
-        body=body,
-        model=model,
-        stream=stream,
-        # Of a typed stream usage is in the last event, requested or not.
-        include_usage=kind in TYPED or (isinstance(options, dict) and _boolean(options, "include_usage")),
-        sequences=prompts * choices,
-        prompt_tokens=prompt_tokens,
-        prompt_characters=prompt_characters,
-        max_tokens=max_tokens,
-        min_tokens=min(_integer(body, "min_tokens") or 0, MAX_COUNTED if max_tokens is None else max_tokens),
-        ignore_eos=_boolean(body, "ignore_eos"),
-        kind=kind,
-        raw=raw,
-        turns=turns,
-    )
-
-
 def _inputs(given: Any) -> int:
     """Return the number of sequences that vLLM makes of `input`: one of each text, list of token ids or conversation."""
     return len(given) if isinstance(given, list) and given and isinstance(given[0], str | list) else 1
@@ -228,25 +271,6 @@ def _model(body: dict[str, Any]) -> str:
     if not isinstance(model, str) or not model:
         raise invalid("`model` must be the name of a model.", "model", "missing_required_parameter")
     return model
-
-
-def _speech(raw: bytes, kind: Kind, content_type: bytes) -> Call:
-    """Return a call whose prompt is a sound, as many tokens as vLLM counts for it."""
-    form = read_form(raw, content_type)
-    body: dict[str, Any] = dict(form.fields)
-    return Call(
-        body=body,
-        model=_model(body),
-        stream=_boolean(body, "stream"),
-        include_usage=_boolean(body, "stream_include_usage"),
-        sequences=1,
-        prompt_tokens=sound_tokens(form.seconds),
-        prompt_characters=0,
-        max_tokens=_integer(body, "max_completion_tokens") or None,
-        kind=kind,
-        raw=raw,
-        content_type=content_type,
-    )
 
 
 def read_body(raw: bytes, max_depth: int) -> tuple[dict[str, Any], bytes]:

@@ -24,7 +24,7 @@ from controlplane.accounts.models import ApiKey
 from controlplane.background import spawn
 from controlplane.events.models import Severity
 from controlplane.events.services import record
-from controlplane.gateway.ledger.entry import COLUMNS, RequestRecord
+from controlplane.gateway.ledger.entry import ARRIVED_AT, COLUMNS, REQUEST_ID, Row, completed, picker
 from controlplane.gateway.ledger.journal import Journal
 from controlplane.gateway.models import SERIES, SUMS, LedgerRow, MinuteRow, Outcome
 from controlplane.jobs.record import Job
@@ -48,7 +48,10 @@ rights, resources, locks, intervention, system."""
 
 
 _QUOTE = connection.ops.quote_name
-_ARRIVED = COLUMNS.index("arrived_at")
+_SUMMED = picker(
+    *("arrived_at", "model", "region", "own_region", "slo_class", "outcome", "slo_met", "unserved"),
+    *("prompt_tokens", "output_tokens", "predicted_prompt_tokens", "predicted_output_tokens"),
+)
 
 
 def _column(at: int, name: str) -> str:
@@ -81,93 +84,90 @@ _UPSERT_MINUTE = (
 )
 
 
-def minute_sums(entries: Sequence[RequestRecord]) -> dict[tuple[float, str, str, str, str], Counter[str]]:
-    """Return what *entries* add to the minute series, by (minute of arrival, model, region, own region, class)."""
+def minute_sums(rows: Sequence[Row]) -> dict[tuple[float, str, str, str, str], Counter[str]]:
+    """Return what *rows* add to the minute series, by (minute of arrival, model, region, own region, class)."""
     sums: dict[tuple[float, str, str, str, str], Counter[str]] = {}
-    for entry in entries:
-        key = (entry.arrived_at // 60 * 60, entry.model, entry.region, entry.own_region, entry.slo_class)
-        total = sums.setdefault(key, Counter())
+    for arrived_at, model, region, own_region, slo_class, outcome, met, unserved, *tokens in map(_SUMMED, rows):
+        total = sums.setdefault((arrived_at // 60 * 60, model, region, own_region, slo_class), Counter())
         total["requests"] += 1
-        total["failed"] += entry.outcome in (Outcome.FAILED, Outcome.REJECTED)
-        total["slo_met"] += entry.slo_met is True
-        total["slo_judged"] += entry.slo_met is not None
-        if not entry.unserved:  # else an instance may have worked for it, and its demand counts below
-            total["prompt_tokens"] += entry.prompt_tokens
-            total["output_tokens"] += entry.output_tokens
+        total["failed"] += outcome in (Outcome.FAILED, Outcome.REJECTED)
+        total["slo_met"] += met is True
+        total["slo_judged"] += met is not None
+        prompt, output, predicted_prompt, predicted_output = tokens
+        if not unserved:  # else an instance may have worked for it, and its demand counts below
+            total["prompt_tokens"] += prompt
+            total["output_tokens"] += output
         else:
             total["unserved"] += 1
-            total["unserved_prompt_tokens"] += entry.predicted_prompt_tokens
-            total["unserved_output_tokens"] += entry.predicted_output_tokens
+            total["unserved_prompt_tokens"] += predicted_prompt
+            total["unserved_output_tokens"] += predicted_output
     return sums
 
 
-def written_before(entries: Sequence[RequestRecord]) -> set[tuple[str, datetime]]:
-    """Return (request id, arrival) of those of *entries* that the ledger has."""
+def written_before(rows: Sequence[Row]) -> set[tuple[str, datetime]]:
+    """Return (request id, arrival) of those of *rows* that the ledger has."""
     known: set[tuple[str, datetime]] = set()
-    for begin in range(0, len(entries), LOOKED_UP):
-        ids = [entry.request_id for entry in entries[begin : begin + LOOKED_UP]]
+    for begin in range(0, len(rows), LOOKED_UP):
+        ids = [row[REQUEST_ID] for row in rows[begin : begin + LOOKED_UP]]
         known.update(LedgerRow.objects.filter(request_id__in=ids).values_list("request_id", "arrived_at"))
     return known
 
 
-def write(entries: Sequence[RequestRecord], *, again: bool = False) -> None:
+def write(rows: Sequence[Row], *, again: bool = False) -> None:
     """Write rows and series in one transaction; with *again*, only those not there yet."""
     if again:
-        there = written_before(entries)
-        entries = [
-            entry for entry in entries if (entry.request_id, datetime.fromtimestamp(entry.arrived_at, UTC)) not in there
-        ]
+        there = written_before(rows)
+        rows = [row for row in rows if (row[REQUEST_ID], datetime.fromtimestamp(row[ARRIVED_AT], UTC)) not in there]
 
     adapted = connection.ops.adapt_datetimefield_value  # looked up once: Django finds the thread's connection each time
 
     def adapt(epoch_s: float) -> Any:
         return adapted(datetime.fromtimestamp(epoch_s, UTC))
 
-    rows = [entry.values() for entry in entries]
-    for row in rows:
-        row[_ARRIVED] = str(adapt(row[_ARRIVED]))
+    dated = [list(row) for row in rows]
+    for row in dated:
+        row[ARRIVED_AT] = str(adapt(row[ARRIVED_AT]))
     minutes = [
-        (adapt(minute), *names, *(sums[name] for name in SUMS))
-        for (minute, *names), sums in minute_sums(entries).items()
+        (adapt(minute), *names, *(sums[name] for name in SUMS)) for (minute, *names), sums in minute_sums(rows).items()
     ]
     with transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute(_INSERT, [orjson.dumps(rows).decode()])
+        cursor.execute(_INSERT, [orjson.dumps(dated).decode()])
         cursor.executemany(_UPSERT_MINUTE, minutes)
 
 
-def write_all(entries: Sequence[RequestRecord], folder: Path, *, again: bool = False) -> int:
+def write_all(rows: Sequence[Row], folder: Path, *, again: bool = False) -> int:
     """Write as `write` does, and leave what the database refuses in the file `DEAD_LETTERS` of *folder*.
 
     Return the number of those rows. Raises what `write` raises while the database writes nothing at all.
     """
-    refused = _write_others(entries, again=again)
+    refused = _write_others(rows, again=again)
     if refused:
         first, reason = refused[0]
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / DEAD_LETTERS).open("ab") as file:
-            file.writelines(line_of(entry) + b"\n" for entry, _ in refused)
+            file.writelines(line_of(row) + b"\n" for row, _ in refused)
         logger.error("ledger: the database refuses %d rows, kept in %s: %s", len(refused), file.name, reason)
         record(
             "ledger.refused",
             actor="gateway",
-            after={"rows": len(refused), "request_id": first.request_id, "file": DEAD_LETTERS},
+            after={"rows": len(refused), "request_id": first[REQUEST_ID], "file": DEAD_LETTERS},
             reason=f"The database refuses {len(refused)} ledger row{'s' * (len(refused) > 1)}: {reason[:300]}",
             severity=Severity.CRITICAL,
         )
     return len(refused)
 
 
-def _write_others(entries: Sequence[RequestRecord], *, again: bool) -> list[tuple[RequestRecord, str]]:
-    """Write *entries* by halves, in order; return the rows that the database refuses, with its reasons."""
+def _write_others(rows: Sequence[Row], *, again: bool) -> list[tuple[Row, str]]:
+    """Write *rows* by halves, in order; return the rows that the database refuses, with its reasons."""
     try:
-        write(entries, again=again)
+        write(rows, again=again)
     except Exception as error:
         if is_away(error):
             raise
-        if len(entries) == 1:
-            return [(entries[0], f"{type(error).__name__}: {error}".strip())]
-        half = len(entries) // 2
-        return _write_others(entries[:half], again=again) + _write_others(entries[half:], again=again)
+        if len(rows) == 1:
+            return [(rows[0], f"{type(error).__name__}: {error}".strip())]
+        half = len(rows) // 2
+        return _write_others(rows[:half], again=again) + _write_others(rows[half:], again=again)
     return []
 
 
@@ -177,12 +177,12 @@ def is_away(error: Exception) -> bool:
     return isinstance(error, OperationalError | InterfaceError) or sqlstate[:2] in OF_THE_DATABASE
 
 
-def line_of(entry: RequestRecord) -> bytes:
-    """Return the line of *entry* in a journal."""
+def line_of(row: Row) -> bytes:
+    """Return the line of *row* in a journal."""
     try:
-        return orjson.dumps(entry.values())
+        return orjson.dumps(row)
     except TypeError:  # a value of a type that JSON lacks: the database refuses it
-        return json.dumps(entry.values(), default=str).encode()
+        return json.dumps(row, default=str).encode()
 
 
 class Ledger:
@@ -195,8 +195,8 @@ class Ledger:
         self.refused = 0
         """Rows that the database refused since the start, now in `DEAD_LETTERS`."""
         self.job = Job("flush-ledger", "gateway", flush_s)
-        self._held: list[RequestRecord] = []
-        self._writing: list[RequestRecord] = []
+        self._held: list[Row] = []
+        self._writing: list[Row] = []
         self._again = False  # some of the held rows may be in the database
         self._stopping = False
         self._due = asyncio.Event()  # a batch is full, or the writer stops
@@ -218,18 +218,18 @@ class Ledger:
             said.append(f"the database refused {self.refused} rows, kept in {DEAD_LETTERS}")
         return "; ".join(said)
 
-    def add(self, entry: RequestRecord) -> None:
-        """Hold *entry* for the next batch."""
-        self._held.append(entry)
-        self.journal.append(line_of(entry))
+    def add(self, row: Row) -> None:
+        """Hold *row* for the next batch."""
+        self._held.append(row)
+        self.journal.append(line_of(row))
         if len(self._held) == BATCH_ROWS:  # with more, the database is away: it is retried in `flush_s`
             self._due.set()
 
-    def write_now(self, entries: Sequence[RequestRecord]) -> None:
-        """Write *entries* in the transaction of the caller, who keeps them until it is committed. Raises as `write_all`."""
-        if entries:
-            refused = write_all(entries, self.folder)
-            self.written += len(entries) - refused
+    def write_now(self, rows: Sequence[Row]) -> None:
+        """Write *rows* in the transaction of the caller, who keeps them until it is committed. Raises as `write_all`."""
+        if rows:
+            refused = write_all(rows, self.folder)
+            self.written += len(rows) - refused
             self.refused += refused
 
     async def start(self) -> None:
@@ -259,7 +259,7 @@ class Ledger:
                     self._writing = []
         return not self._held or self.job.ok
 
-    async def _write(self, batch: list[RequestRecord]) -> None:
+    async def _write(self, batch: list[Row]) -> None:
         """Write *batch*; hold it again when the database raises."""
         self.journal.cut()
         try:
@@ -287,12 +287,12 @@ class Ledger:
             logger.error("ledger: %d rows are kept in %s for the next start", len(self._held), left[0].parent)
 
 
-def _read(lines: Sequence[bytes]) -> list[RequestRecord]:
+def _read(lines: Sequence[bytes]) -> list[Row]:
     """Return rows from the lines of a journal, without a line cut off by a crash."""
-    entries = []
+    rows = []
     for line in lines:
         try:
-            entries.append(RequestRecord(*json.loads(line)).ended())
+            rows.append(completed(json.loads(line)))
         except (json.JSONDecodeError, UnicodeDecodeError, TypeError):
             logger.warning("ledger: a row of the last run cannot be read and is left out")
-    return entries
+    return rows

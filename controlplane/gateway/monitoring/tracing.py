@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 
 from controlplane import __version__
 from controlplane.gateway.admission.validation import Kind
+from controlplane.gateway.explanation import explained
+from controlplane.gateway.ledger.entry import reader
 from controlplane.gateway.models import Outcome
-from controlplane.gateway.serving.open_requests import Ticket
+from controlplane.gateway.progress import Progress
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanKind
@@ -34,6 +36,23 @@ OPERATIONS = {
 }
 """`gen_ai.operation.name` of OpenTelemetry's conventions; of other calls it is the last part of their path."""
 SERVER_ERROR = 500
+OF_REQUEST = (
+    *(
+        "request_id",
+        "slo_class",
+        "asked_class",
+        "asked_model",
+        "slo_met",
+        "outcome",
+        "region",
+        "own_region",
+        "instance",
+    ),
+    *("application", "run", "unit", "attempts", "evictions", "streamed", "predicted_output_tokens"),
+    *("queue_ms", "ttft_ms", "itl_ms"),
+)
+OF_WAIT = ("queue_position", "estimated_wait_s", "estimated_wait_p99_s")
+"""Columns of the ledger that are attributes of a request, and of its wait."""
 Attributes = dict[str, str | bool | int | float]
 
 
@@ -95,20 +114,20 @@ class Tracing:
         self._propagator.inject(carrier, set_span_in_context(span))
         return span, tuple(carrier.items())
 
-    def end(self, ticket: Ticket) -> None:
-        """Export the spans of *ticket*, which has ended. Never raises: its ledger row counts."""
-        if ticket.span is None or not ticket.span.is_recording():
+    def end(self, progress: Progress) -> None:
+        """Export the spans of *progress*, which has ended. Never raises: its ledger row counts."""
+        if progress.span is None or not progress.span.is_recording():
             return
         try:
-            self._end(ticket, ticket.span)
+            self._end(progress, progress.span)
         except Exception:
-            logger.exception("the trace of request %s could not be made", ticket.request_id)
+            logger.exception("the trace of request %s could not be made", progress.asked.request_id)
 
-    def _end(self, ticket: Ticket, root: Span) -> None:
+    def _end(self, progress: Progress, root: Span) -> None:
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
-        asked, inside = ticket.asked, set_span_in_context(root)
-        epoch_s = ticket.arrived_at - asked.arrived_s
+        asked, inside = progress.asked, set_span_in_context(root)
+        epoch_s = asked.arrived_at - asked.arrived_s
 
         def at(clock_s: float) -> int:
             """Return epoch nanoseconds of a moment on the event loop's clock."""
@@ -131,66 +150,54 @@ class Tracing:
                 span.set_status(Status(StatusCode.ERROR, error))
             span.end(at(max(begin_s, end_s)))
 
-        ended_s, queued_s = ticket.finished_s, ticket.queued_s or asked.arrived_s
-        failed = ticket.outcome == Outcome.FAILED or ticket.status_code >= SERVER_ERROR
-        error = (ticket.error_code or "failed") if failed else ""
-        if ticket.length is not None:
-            add("prediction", asked.arrived_s, queued_s, _flat("prediction", ticket.length.explained()))
-        if ticket.placement is not None:
-            add("wait", queued_s, ticket.placed_s or ended_s, _of_wait(ticket))
-        for step in ticket.steps:
+        ended_s, queued_s = progress.finished_s, progress.queued_s or asked.arrived_s
+        failed = progress.outcome == Outcome.FAILED or progress.status_code >= SERVER_ERROR
+        error = (progress.error_code or "failed") if failed else ""
+        if progress.length is not None:
+            add("prediction", asked.arrived_s, queued_s, _flat("prediction", progress.length.explained()))
+        if progress.placement is not None:
+            add("wait", queued_s, progress.placed_s or ended_s, _of_wait(progress))
+        for step in progress.steps:
             waited_ms = step.get("waited_ms")
             if isinstance(waited_ms, int | float):
-                chosen = {name: value for name, value in step.items() if name != "length"}
+                chosen = {name: value for name, value in explained(step, asked).items() if name != "length"}
                 placed_s = asked.arrived_s + waited_ms / 1000
                 add("placement", placed_s, placed_s, _flat("placement", chosen), error=str(step.get("lost", "")))
-        if ticket.placed_s:
-            where: Attributes = {"pilothouse.instance": ticket.instance, "pilothouse.region": ticket.region}
-            first_s = ticket.first_token_s if ticket.first_token_heard else 0.0
-            add("instance", ticket.placed_s, ended_s, where, kind=SpanKind.CLIENT, error=error, first_token_s=first_s)
-        operation = OPERATIONS.get(ticket.call.kind, str(ticket.call.kind))
-        root.update_name(f"{operation} {ticket.model}")
-        root.set_attributes(_of_request(ticket, operation))
+        if progress.placed_s:
+            where: Attributes = {"pilothouse.instance": progress.instance, "pilothouse.region": progress.region}
+            first_s = progress.first_token_s if progress.first_token_heard else 0.0
+            add("instance", progress.placed_s, ended_s, where, kind=SpanKind.CLIENT, error=error, first_token_s=first_s)
+        operation = OPERATIONS.get(progress.call.kind, str(progress.call.kind))
+        root.update_name(f"{operation} {asked.model}")
+        root.set_attributes(_of_request(progress, operation))
         if error:
             root.set_status(Status(StatusCode.ERROR, error))
         root.end(at(max(asked.arrived_s, ended_s)))
 
 
-def _of_request(ticket: Ticket, operation: str) -> Attributes:
+def _of_request(progress: Progress, operation: str) -> Attributes:
     values: dict[str, object] = {
         "gen_ai.operation.name": operation,
-        "gen_ai.request.model": ticket.asked.adapter or ticket.model,
-        "gen_ai.usage.input_tokens": ticket.prompt_tokens,
-        "gen_ai.usage.output_tokens": ticket.output_tokens,
-        "http.response.status_code": ticket.status_code,
-        "error.type": ticket.error_code,
-        "pilothouse.tenant": ticket.asked.tenant,
+        "gen_ai.request.model": progress.asked.adapter or progress.asked.model,
+        "gen_ai.usage.input_tokens": progress.prompt_tokens,
+        "gen_ai.usage.output_tokens": progress.output_tokens,
+        "http.response.status_code": progress.status_code,
+        "error.type": progress.error_code,
+        "pilothouse.tenant": progress.asked.tenant,
     }
-    columns = (
-        *(
-            "request_id",
-            "slo_class",
-            "asked_class",
-            "asked_model",
-            "slo_met",
-            "outcome",
-            "region",
-            "own_region",
-            "instance",
-        ),
-        *("application", "run", "unit", "attempts", "evictions", "streamed"),
-        *("predicted_output_tokens", "queue_ms", "ttft_ms", "itl_ms"),
-    )
-    return _known(values | {f"pilothouse.{name}": getattr(ticket, name) for name in columns})
+    return _known(values | _columns(progress, OF_REQUEST))
 
 
-def _of_wait(ticket: Ticket) -> Attributes:
-    columns = ("queue_position", "estimated_wait_s", "estimated_wait_p99_s")
-    others = [step for step in ticket.steps if "waited_ms" not in step]
-    return _known({f"pilothouse.{name}": getattr(ticket, name) for name in columns}) | _flat(
+def _of_wait(progress: Progress) -> Attributes:
+    others = [step for step in progress.steps if "waited_ms" not in step]
+    return _known(_columns(progress, OF_WAIT)) | _flat(
         "wait",
         {name: value for step in others for name, value in step.items() if name != "length"},
     )
+
+
+def _columns(progress: Progress, columns: tuple[str, ...]) -> dict[str, object]:
+    return {f"pilothouse.{name}": value for name, value in zip(columns, reader(*columns)(progress), strict=True)}
 
 
 def _flat(group: str, values: Mapping[str, object]) -> Attributes:

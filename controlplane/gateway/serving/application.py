@@ -4,13 +4,11 @@ It reads no row and no array: keys are cached, models are listed by the dispatch
 """
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from controlplane.gateway.admission.limits import Pace
-from controlplane.gateway.admission.validation import ANTHROPIC, PATH_KINDS, Kind
-from controlplane.gateway.errors import JSON_TYPE, STANDING_BY, STOPPING, ApiError
+from controlplane.gateway.admission.validation import PATH_KINDS, Kind
+from controlplane.gateway.errors import JSON_TYPE, STOPPING, ApiError
 from controlplane.gateway.serving.completions import Completions
 from controlplane.gateway.serving.http import HttpRequest, Responder
 
@@ -44,13 +42,10 @@ EXPOSED = (
 
 @dataclass(eq=False)
 class Application:
-    """The ASGI application. *owns*: whether this process serves the regions. Pages of *origins* may call it."""
+    """The ASGI application. Pages of *origins* may call it."""
 
     completions: Completions
-    owns: Callable[[], bool]
-    most_body_bytes: int
     origins: frozenset[str] = frozenset()
-    pace: Pace = field(default_factory=Pace)
     active: int = 0  # requests between arrival and answer
     stopping: bool = False
 
@@ -67,7 +62,7 @@ class Application:
             await responder.error(error)
         except Exception:
             logger.exception("gateway: request %s failed", request.request_id)
-            failure = ApiError(500, "Something failed on our side.", type="server_error", code="internal_error")
+            failure = ApiError(500, "Something failed on our side.", code="internal_error")
             self.completions.records.count_error(failure)
             await responder.error(failure)
         finally:
@@ -103,35 +98,20 @@ class Application:
             return
         if self.stopping:
             raise STOPPING
-        path, authorization = request.path, _authorization(request)
+        path, keys, admission = request.path, self.completions.keys, self.completions.admission
         if (kind := PATH_KINDS.get(path)) is not None:
-            responder.anthropic = kind in ANTHROPIC
-            request.require("POST")
-            await self.completions.keys.check(authorization)
-            if not self.owns():
-                raise STANDING_BY
-            if (wait := self.pace.enter()) is not None:
-                await wait
-            raw = await request.body(self.most_body_bytes)
-            grant = await self.completions.keys.check(authorization)  # the body may have taken minutes
-            await self.completions.complete(grant, raw, request, responder, kind)
+            await self.completions.answer(request, responder, kind)
         elif path == "/v1/models" or path.startswith("/v1/models/"):
             request.require("GET")
-            grant = await self.completions.keys.check(authorization)
+            grant = await keys.check(request.authorization)
             name = path.removeprefix("/v1/models").strip("/")
-            await responder.whole(200, JSON_TYPE[1], self.completions.catalog.page(name, grant))
+            await responder.whole(200, JSON_TYPE[1], admission.catalog.page(name, grant))
         elif path == "/load":
             request.require("GET")
-            grant = await self.completions.keys.check(authorization)
-            load = self.completions.limits.sequences(grant.tenant_id)
+            grant = await keys.check(request.authorization)
+            load = admission.limits.sequences(grant.tenant_id)
             await responder.whole(200, JSON_TYPE[1], b'{"server_load":%d}' % load)
         elif what := PATHS_NOT_SERVED.get(path, ""):
             raise ApiError(404, f"{what} not served here. {SERVED}", code="unsupported_endpoint")
         else:
             raise ApiError(404, f"There is no {request.method} {path} here. {SERVED}", code="unknown_url")
-
-
-def _authorization(request: HttpRequest) -> bytes | None:
-    """Return the key of *request* as a bearer token; Anthropic's SDKs send it as `x-api-key`."""
-    key = request.headers.get(b"x-api-key")
-    return request.headers.get(b"authorization") or (b"Bearer " + key if key else None)

@@ -7,7 +7,6 @@ import re
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Self
-from urllib.parse import parse_qsl
 
 from msgspec import Struct
 
@@ -32,7 +31,6 @@ class HttpRequest(Struct, eq=False):
     request_id: str
     """The client's own id where it sent a usable one."""
     direct: Direct | None = None
-    query: bytes = b""
 
     @classmethod
     def of(cls, scope: dict[str, Any], receive: Any) -> Self:
@@ -41,11 +39,13 @@ class HttpRequest(Struct, eq=False):
         # Distinct, not secret: avoids a system call and a UUID object, 3 us per request.
         request_id = given.decode() if REQUEST_ID.fullmatch(given) else f"{random.getrandbits(128):032x}"
         direct = direct_of(scope)
-        return cls(scope["method"], scope["path"], headers, receive, request_id, direct, scope.get("query_string", b""))
+        return cls(scope["method"], scope["path"], headers, receive, request_id, direct)
 
-    def asks(self, name: bytes) -> bool:
-        """Return whether the query has *name*, and not as false."""
-        return any(value.lower() not in (b"false", b"0", b"") for key, value in parse_qsl(self.query) if key == name)
+    @property
+    def authorization(self) -> bytes | None:
+        """The key as a bearer token; Anthropic's SDKs send it as `x-api-key`."""
+        key = self.headers.get(b"x-api-key")
+        return self.headers.get(b"authorization") or (b"Bearer " + key if key else None)
 
     def require(self, *methods: str) -> None:
         """Raise ApiError 405 for any other method; where GET is allowed, HEAD is too."""

@@ -97,7 +97,6 @@ class Adapters:
                 raise AdapterUnavailable(
                     503,
                     f"The adapter {placed.adapter!r} could not be loaded: {_said(error)}",
-                    type="server_error",
                     code="adapter_unavailable",
                 ) from error
 

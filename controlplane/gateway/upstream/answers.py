@@ -28,26 +28,15 @@ class InstanceLost(Exception):
     """The instance failed before it sent a byte of the answer: the request may go to another.
 
     *failure*: `controlplane.dispatch.port.Left.failure`. *came*: what came instead of an answer, in words for the tenant.
+    *busy*: status of an instance that takes no more for *wait_s*; 0: of no such one.
     """
 
-    def __init__(self, reason: str, failure: str = "", came: str = "") -> None:
+    def __init__(self, reason: str, failure: str = "", came: str = "", *, busy: int = 0, wait_s: float = 1.0) -> None:
         super().__init__(reason)
-        self.failure, self.came = failure, came
-
-
-class InstanceBusy(InstanceLost):
-    """The instance reported that it takes no more for a while. *error* is the tenant's answer if no other can take it."""
-
-    def __init__(self, reason: str, status: int, wait_s: float) -> None:
-        super().__init__(reason, BUSY)
-        self.wait_s = wait_s
-        self.error = ApiError(
-            status,
-            "Every instance that could take the request is busy.",
-            type="rate_limit_error" if status == 429 else "server_error",
-            code="instance_busy",
-            retry_after_s=wait_s,
-        )
+        self.failure, self.came, self.wait_s = BUSY if busy else failure, came, wait_s
+        message = "Every instance that could take the request is busy."
+        self.error = ApiError(busy, message, code="instance_busy", retry_after_s=wait_s) if busy else None
+        """The tenant's answer if no other can take it."""
 
 
 class Evicted(Exception):
@@ -57,35 +46,30 @@ class Evicted(Exception):
 class Interrupted(ApiError):
     """The instance failed after the first byte. *failure*: as above; *reason*: `controlplane.dispatch.port.Left.reason`."""
 
-    def __init__(self, failure: str, reason: str = "") -> None:
-        super().__init__(
-            502,
-            "The instance that served this request failed before the answer was complete.",
-            type="server_error",
-            code="upstream_interrupted",
-            retry_after_s=1,
-        )
+    def __init__(
+        self,
+        failure: str,
+        reason: str = "",
+        *,
+        code: str,
+        status: int = 502,
+        message: str = "The instance that served this request failed before the answer was complete.",
+        retry_after_s: float | None = 1.0,
+    ) -> None:
+        super().__init__(status, message, code=code, retry_after_s=retry_after_s)
         self.failure, self.reason = failure, reason
 
 
-class Reclaimed(Interrupted):
-    """The donated instance was reclaimed while it served the request, which its class does not have queued again."""
-
-    def __init__(self) -> None:
-        super().__init__("", "the donated instance was reclaimed")
-        self.status, self.code = 503, "spot_reclaimed"
-        self.message = (
-            "The donated instance that served this opportunistic request was reclaimed before the answer was complete."
-        )
+def reclaimed() -> Interrupted:
+    """Return the end of a request whose class is not queued again when a donated instance is reclaimed."""
+    why = "The donated instance that served this opportunistic request was reclaimed before the answer was complete."
+    return Interrupted("", "the donated instance was reclaimed", code="spot_reclaimed", status=503, message=why)
 
 
-class RunStopped(Interrupted):
-    """An operator has stopped the application run of the request while an instance served it."""
-
-    def __init__(self) -> None:
-        super().__init__("", "its run was stopped")
-        self.status, self.code, self.type = 409, "run_stopped", "invalid_request_error"
-        self.message, self.retry_after_s = "An operator has stopped this run.", None
+def run_stopped() -> Interrupted:
+    """Return the end of a request whose application run an operator has stopped."""
+    why = "An operator has stopped this run."
+    return Interrupted("", "its run was stopped", code="run_stopped", status=409, message=why, retry_after_s=None)
 
 
 class EngineFailed(Exception):

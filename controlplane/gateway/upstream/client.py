@@ -8,26 +8,25 @@ vLLM reports it by a status or inside a stream, and so does a server that gives 
 import asyncio
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 
 import aiohttp
-import msgspec
 from yarl import URL
 
 from controlplane.dispatch.port import CUT, DEAD, ERROR, SILENT, Placed
-from controlplane.gateway.admission.forms import with_field
-from controlplane.gateway.admission.keys import TIERS
-from controlplane.gateway.admission.validation import SPEECH, Call, Kind
+from controlplane.gateway.admission.validation import SPEECH, Kind
 from controlplane.gateway.errors import JSON_TYPE, STANDING_BY, ApiError
+from controlplane.gateway.progress import Interrupt, Progress
 from controlplane.gateway.serving.http import Responder
-from controlplane.gateway.serving.open_requests import Interrupt, OpenRequests, Ticket
+from controlplane.gateway.serving.open_requests import OpenRequests
 from controlplane.gateway.upstream import answers
 from controlplane.gateway.upstream.adapters import Adapters, AdapterUnavailable
-from controlplane.gateway.upstream.connections import AnswerCutOff, Connection, Connections, NotHttp, Origin, Pieces
+from controlplane.gateway.upstream.bodies import body_for
+from controlplane.gateway.upstream.connections import AnswerCutOff, Connection, Connections, NotHttp, Origin
+from controlplane.gateway.upstream.continuation import Kept
 from controlplane.gateway.upstream.prewarming import Prefixes
 from controlplane.gateway.upstream.streams import KeptStream, Stream
 from controlplane.gateway.upstream.tokenizing import TokenBlocks
-from scheduling.queueing.ordering import BY_CLASS, engine_priority
 
 ENGINE_ERROR = 500
 """Status of an answer of which the engine had begun the work; with any other than 200 it has not."""
@@ -36,28 +35,14 @@ BYTES_TYPE = b"application/octet-stream"
 """vLLM's vectors with `encoding_format: "bytes"`, which the header `metadata` describes, or `"bytes_only"`."""
 
 
-class Server:
-    """One start of an instance's server."""
-
-    __slots__ = ("heads", "origin")
-
-    def __init__(self, address: str) -> None:
-        url = URL(address)
-        self.origin = Origin(url)
-        path, name = url.raw_path.rstrip("/").encode(), self.origin.name
-        self.heads = {
-            kind: b"POST %b%b HTTP/1.1\r\nHost: %b\r\nContent-Type: " % (path, kind.path.encode(), name)
-            for kind in Kind
-        }
-
-
-def _head(ticket: Ticket, placed: Placed, begin: bytes, body_bytes: int) -> bytes:
+def _head(progress: Progress, placed: Placed, origin: Origin, kind: Kind, body_bytes: int) -> bytes:
     key = f"Authorization: Bearer {placed.api_key}\r\n" if placed.api_key else ""
     if key.count("\n") > 1 or key.count("\r") > 1:
         raise ValueError("an API key of an instance has line ends in it")
-    traced = "".join(f"{name}: {value}\r\n" for name, value in ticket.trace_context)
-    ours = f"X-Request-Id: {ticket.asked.request_id}\r\nContent-Length: {body_bytes}\r\n"
-    return begin + ticket.call.content_type + f"\r\n{key}{traced}{ours}\r\n".encode()
+    traced = "".join(f"{name}: {value}\r\n" for name, value in progress.trace_context)
+    ours = f"{key}{traced}X-Request-Id: {progress.asked.request_id}\r\nContent-Length: {body_bytes}\r\n\r\n"
+    begin = origin.path, kind.path.encode(), origin.name, progress.call.content_type
+    return b"POST %b%b HTTP/1.1\r\nHost: %b\r\nContent-Type: %b\r\n" % begin + ours.encode()
 
 
 class Upstream:
@@ -68,9 +53,10 @@ class Upstream:
         self.silence_s = silence_s
         self.connections = Connections(connect_s)
         self.adapters = Adapters(lambda: self.session)
-        self.prefixes = Prefixes(lambda: self.session, requests.prefix_warmed)
+        self.prefixes = Prefixes(lambda: self.session, requests.send)
         self.tokens = TokenBlocks(lambda: self.session, time.monotonic)
-        self._servers: dict[tuple[str, float, str], Server] = {}  # by instance, start and address
+        # Of a start of an instance: its address may pass to another server.
+        self._origin = lru_cache(MAX_SERVERS)(lambda instance, ready_at, url: Origin(URL(url)))
         self._session: aiohttp.ClientSession | None = None
         self.owns: Callable[[], bool] = lambda: True
 
@@ -95,36 +81,30 @@ class Upstream:
         assert self._session is not None, "start() comes first"
         return self._session
 
-    def _server(self, placed: Placed) -> Server:
-        key = (placed.instance, placed.ready_at, placed.url)  # an address may pass to another server
-        server = self._servers.get(key)
-        if server is None:
-            if len(self._servers) >= MAX_SERVERS:  # instances come and go: bound the cache
-                self._servers.clear()
-            server = self._servers[key] = Server(placed.url)
-        return server
-
-    async def carry(self, ticket: Ticket, placed: Placed, body: Pieces, responder: Responder) -> answers.Usage:
-        """Send *body* to the instance of *ticket* and the answer to *responder*.
+    async def carry(self, progress: Progress, placed: Placed, responder: Responder) -> answers.Usage:
+        """Send *progress* to its instance and the answer to *responder*.
 
         Raises InstanceLost if the instance failed before a byte of its answer came; Interrupted if it failed later;
-        RefusedByInstance if it refused; Evicted if the ticket is evicted.
+        RefusedByInstance if it refused; Evicted if the progress is evicted.
         """
-        usage, server = answers.Usage(), self._server(placed)
-        streamed, kept = ticket.asked.streamed, ticket.kept
-        kind = Kind.COMPLETION if kept is not None and kept.opened else ticket.call.kind
-        head = _head(ticket, placed, server.heads[kind], sum(map(len, body)))
+        usage, origin = answers.Usage(), self._origin(placed.instance, placed.ready_at, placed.url)
+        if placed.keep_tokens and progress.asked.evictable and progress.kept is None:
+            progress.kept = Kept()
+        streamed, kept = progress.asked.streamed, progress.kept
+        kind = Kind.COMPLETION if kept is not None and kept.opened else progress.call.kind
+        body = body_for(progress.call, placed, kept)
+        head = _head(progress, placed, origin, kind, sum(map(len, body)))
         connection: Connection | None = None
         was_sent = took_none = False
         try:
             if placed.adapter:
                 await self.adapters.ready(placed)
             while connection is None:
-                connection = await self.connections.get(server.origin)
-                if ticket.evicting:
+                connection = await self.connections.get(origin)
+                if progress.evicting:
                     raise answers.Evicted
-                ticket.leave_instance = partial(connection.stop, answers.Evicted())
-                ticket.connection = connection
+                progress.leave_instance = partial(connection.stop, answers.Evicted())
+                progress.connection = connection
                 was_sent = True
                 try:
                     if not self.owns():  # frozen since it was placed, or its connection took long
@@ -143,86 +123,84 @@ class Upstream:
                     connection = None
             if connection.status != 200:
                 took_none = connection.status != ENGINE_ERROR
-                await self._refused(ticket, placed, connection)
-            elif not ticket.call.kind.generates:
-                await self._without_output(ticket, connection, responder, usage)
+                await self._refused(progress, placed, connection)
+            elif not progress.call.kind.generates:
+                await self._without_output(progress, connection, responder, usage)
             elif streamed:
-                await self._streamed(ticket, placed, connection, responder, usage)
+                await self._streamed(progress, placed, connection, responder, usage)
             else:
                 answer = await _whole(connection)
                 said = answers.whole(answer, kind)
-                usage.update(answers.sound_usage(said, ticket.prompt_tokens) if kind in SPEECH else said.usage)
+                usage.update(answers.sound_usage(said, progress.asked.prompt_tokens) if kind in SPEECH else said.usage)
                 if usage.output_tokens is None:
                     usage.output_tokens = answers.estimated_tokens(answer)
-                self.requests.answered_whole(ticket, said.first_token_s)
+                self.requests.answered_whole(progress, said.first_token_s)
                 await responder.whole(200, JSON_TYPE[1], answer)
         except AdapterUnavailable as error:
-            ticket.adapter_failed = True
-            ticket.steps[-1]["lost"] = f"{placed.instance}: {error.message}"
+            progress.adapter_failed = True
+            progress.steps[-1]["lost"] = f"{placed.instance}: {error.message}"
             raise
         except answers.Refusal as refusal:  # vLLM's refusal of a bad request is the tenant's answer
             await responder.error(refusal)
             raise answers.RefusedByInstance(refusal.status, refusal.code) from None
         except answers.EngineFailed as failure:
             if failure.dead:
-                raise _lost(ticket, placed, failure.reason, DEAD) from failure
-            raise _lost(ticket, placed, f"answered with {failure.reason}", ERROR, failure.reason) from failure
+                raise _lost(progress, placed, failure.reason, DEAD) from failure
+            raise _lost(progress, placed, f"answered with {failure.reason}", ERROR, failure.reason) from failure
         except OSError as error:  # TimeoutError and ConnectionError too
-            if isinstance(error, TimeoutError) and connection is not None and not ticket.first_token_s:
-                ticket.steps[-1]["lost"] = f"{placed.instance}: {error}"
+            if isinstance(error, TimeoutError) and connection is not None and not progress.first_token_s:
+                progress.steps[-1]["lost"] = f"{placed.instance}: {error}"
                 raise ApiError(  # elsewhere it would take as long
                     504,
                     "The instance that was given this request sent no token for too long.",
-                    type="server_error",
                     code="first_token_late",
                 ) from None
             reason = f"{type(error).__name__}: {error}"
-            raise _lost(ticket, placed, reason, _failure_of(error, was_sent=was_sent)) from error
+            raise _lost(progress, placed, reason, _failure_of(error, was_sent=was_sent)) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if ticket.interrupted is Interrupt.DISCONNECT and usage.whole:  # it left because it has everything
+            if progress.interrupted is Interrupt.DISCONNECT and usage.whole:  # it left because it has everything
                 if task is not None:
                     task.uncancel()
                 return usage
-            if ticket.interrupted in (Interrupt.RECLAIMED, Interrupt.STOPPED):
+            if progress.interrupted in (Interrupt.RECLAIMED, Interrupt.STOPPED):
                 if task is not None:
                     task.uncancel()
-                stopped = ticket.interrupted is Interrupt.STOPPED
-                ticket.steps[-1]["stopped" if stopped else "reclaimed"] = {"tokens_seen": ticket.output_tokens}
-                raise (answers.RunStopped() if stopped else answers.Reclaimed()) from None
-            if ticket.interrupted is Interrupt.INSTANCE_LOST:
+                stopped = progress.interrupted is Interrupt.STOPPED
+                progress.steps[-1]["stopped" if stopped else "reclaimed"] = {"tokens_seen": progress.output_tokens}
+                raise (answers.run_stopped() if stopped else answers.reclaimed()) from None
+            if progress.interrupted is Interrupt.INSTANCE_LOST:
                 if task is not None:
                     task.uncancel()
-                raise _lost(ticket, placed, Interrupt.INSTANCE_LOST.value, "") from None
+                raise _lost(progress, placed, Interrupt.INSTANCE_LOST.value, "") from None
             raise
         finally:
-            ticket.leave_instance = ticket.connection = None
-            if was_sent and not took_none and ticket.call.kind.computes:
+            progress.leave_instance = progress.connection = None
+            if was_sent and not took_none and progress.call.kind.computes:
                 complete = connection is not None and connection.complete
-                ticket.note_work(connection.heard_s if connection is not None and complete else self.requests.clock())
-            if usage.prompt_tokens is not None:
-                ticket.prompt_tokens = usage.prompt_tokens
+                ended_s = connection.heard_s if connection is not None and complete else self.requests.clock()
+                progress.note_work(ended_s, usage)
             if connection is not None:
                 self.connections.put_back(connection)
         return usage
 
     async def _streamed(
-        self, ticket: Ticket, placed: Placed, connection: Connection, responder: Responder, usage: answers.Usage
+        self, progress: Progress, placed: Placed, connection: Connection, responder: Responder, usage: answers.Usage
     ) -> None:
         if connection.content_type and not connection.is_event_stream:
             raise answers.EngineFailed(f"{answers.describe_payload(await _whole(connection))} and no stream")
-        self.requests.headers_received(ticket)
+        self.requests.headers_received(progress)
 
-        def began(ticket: Ticket) -> None:
+        def began(progress: Progress) -> None:
             connection.listen(self.silence_s)
-            self.requests.began(ticket)
+            self.requests.began(progress)
 
-        make = Stream if ticket.kept is None else KeptStream
-        stream = make(ticket, responder, usage, began)
-        await stream.carry(connection, ticket.placed_s + placed.first_token_s)
+        make = Stream if progress.kept is None else KeptStream
+        stream = make(progress, responder, usage, began)
+        await stream.carry(connection, progress.placed_s + placed.first_token_s)
 
     async def _without_output(
-        self, ticket: Ticket, connection: Connection, responder: Responder, usage: answers.Usage
+        self, progress: Progress, connection: Connection, responder: Responder, usage: answers.Usage
     ) -> None:
         """Pass on an answer as it comes, JSON or bytes. Its time is that of the first token."""
         answer = await _whole(connection)
@@ -231,7 +209,7 @@ class Upstream:
             usage.update(answers.usage_of(answer))
         else:
             usage.update(answers.usage_in(connection.metadata))
-        self.requests.answered_whole(ticket, self.requests.clock() - ticket.placed_s)
+        self.requests.answered_whole(progress, self.requests.clock() - progress.placed_s)
         if is_json:
             await responder.whole(200, JSON_TYPE[1], answer)
             return
@@ -239,18 +217,18 @@ class Upstream:
         responder.more_headers = lambda: [*before(), (b"metadata", metadata)] if metadata else before()
         await responder.whole(200, connection.content_type, answer)
 
-    async def _refused(self, ticket: Ticket, placed: Placed, connection: Connection) -> None:
+    async def _refused(self, progress: Progress, placed: Placed, connection: Connection) -> None:
         """Raise the exception that an answer with a status other than 200 means."""
         status, answer = connection.status, await _whole(connection)
         if answers.ENGINE_DEAD in answer:
             raise answers.EngineFailed(f"answered {status}: its engine died", dead=True)
         reason = f"{placed.instance}: answered {status}"
         if status == 429 or (status == 503 and connection.retry_after):
-            raise answers.InstanceBusy(reason, status, _seconds(connection.retry_after))
+            raise answers.InstanceLost(reason, busy=status, wait_s=_seconds(connection.retry_after))
         if status == 404 and placed.adapter:  # its server has lost it
             self.adapters.forget(placed)
             raise answers.InstanceLost(reason, ERROR)
-        of_another_call = status == 403 and not ticket.call.kind.generates  # as rendering without --enable-scale-out
+        of_another_call = status == 403 and not progress.call.kind.generates  # as rendering without --enable-scale-out
         error = answers.refusal(404 if of_another_call else status, answer)
         if status == 404 and error is not None and error.param == "model":  # it was started again with another model
             raise answers.InstanceLost(reason, ERROR)
@@ -294,84 +272,11 @@ def _seconds(retry_after: bytes) -> float:
     return float(retry_after) if retry_after.isdigit() and len(retry_after) < 7 else 1.0
 
 
-def _lost(ticket: Ticket, placed: Placed, reason: str, failure: str, came: str = "") -> Exception:
-    """Return the exception for a failed instance: a retry while *ticket* can start over or be resumed, else an error."""
-    ticket.interrupted = None
+def _lost(progress: Progress, placed: Placed, reason: str, failure: str, came: str = "") -> Exception:
+    """Return the exception for a failed instance: a retry while *progress* can start over or be resumed, else an error."""
+    progress.interrupted = None
     reason = f"{placed.instance}: {reason}"
-    if not ticket.has_shown or (ticket.kept is not None and ticket.kept.resumable):
+    if not progress.has_shown or (progress.kept is not None and progress.kept.resumable):
         return answers.InstanceLost(reason, failure, came)
-    ticket.steps[-1]["lost"] = reason
-    return answers.Interrupted(failure, reason)
-
-
-PRIORITY_BAND = 1000  # vLLM priorities per SLO class; a tenant may demote its own requests within the band
-MAX_BACK = 499
-
-
-def payload(call: Call, raw: bytes, priority: int, *, streamed: bool, token_ids: bool = False) -> Pieces:
-    """Return the body for the instance in pieces: the tenant's, with our priority, and with usage requested for a stream.
-
-    *streamed*: whether we want a stream, even where the tenant does not. *token_ids* requests the ids of prompt and output,
-    where the body does not.
-
-    Fields are spliced in front where the tenant's body lacks them, so that everything else stays exactly as it was sent, and
-    is not copied. A `request_id` of a response is left out: vLLM stores the response by it, over one of another tenant.
-    """
-    body = call.body
-    if not call.kind.computes:  # an engine that has no part in it
-        return (raw,)
-    ask_usage = streamed and not call.include_usage
-    if call.kind in SPEECH:  # it reads no priority
-        if not ask_usage:
-            return (raw,)
-        for name, value in (("stream_include_usage", "true"), ("stream_continuous_usage_stats", "false")):
-            raw = with_field(raw, call.content_type, name, value)
-        return (raw,)
-    ask_stream = streamed and not call.stream
-    ours = body.get("service_tier") not in TIERS
-    named = call.kind is Kind.RESPONSE and "request_id" in body
-    if (
-        ours
-        or named
-        or "priority" in body
-        or (ask_usage and "stream_options" in body)
-        or (ask_stream and ("stream" in body or "stream_options" in body))
-    ):
-        changed = body | {"priority": priority}
-        if ask_stream:
-            changed["stream"] = True
-        if ours:
-            changed["service_tier"] = "auto"
-        if named:
-            del changed["request_id"]
-        if token_ids:
-            changed["return_token_ids"] = True
-        if ask_usage:
-            # vLLM ignores `continuous_usage_stats` alone: together with our request every event would have a usage.
-            options = body["stream_options"] if isinstance(body.get("stream_options"), dict) else {}
-            changed["stream_options"] = {"include_usage": True} | {
-                name: value
-                for name, value in options.items()
-                if name not in ("include_usage", "continuous_usage_stats")
-            }
-        return (msgspec.json.encode(changed),)
-    front = b'{"priority":%d,' % priority
-    if token_ids:
-        front += b'"return_token_ids":true,'
-    if ask_stream:
-        front += b'"stream":true,'
-    if ask_usage:
-        front += b'"stream_options":{"include_usage":true},'
-    return front, memoryview(raw)[raw.index(b"{") + 1 :]
-
-
-def upstream_priority(ordering: int, class_priority: int, asked: int, queue_key_s: float) -> int:
-    """Return vLLM's priority by the endpoint's *ordering* (an index of `ordering.ORDERINGS`). *queue_key_s*: see `Placed`.
-
-    By arrival or priority the SLO class decides, and a tenant's own `priority` only demotes a request within its class.
-    Otherwise it is the request's queue key; a demotion by n counts as an arrival n seconds later.
-    """
-    back = min(max(asked, 0), MAX_BACK)
-    if ordering in BY_CLASS:
-        return class_priority * PRIORITY_BAND + back
-    return engine_priority(ordering, class_priority, queue_key_s + back)
+    progress.steps[-1]["lost"] = reason
+    return answers.Interrupted(failure, reason, code="upstream_interrupted")

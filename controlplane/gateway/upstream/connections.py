@@ -297,13 +297,15 @@ class Connection(asyncio.Protocol):
 class Origin:
     """Address of a server, and its idle connections."""
 
-    __slots__ = ("host", "idle", "name", "port", "tls")
+    __slots__ = ("host", "idle", "name", "path", "port", "tls")
 
     def __init__(self, url: URL) -> None:
         self.host, self.port = url.host or "", url.port or 0
         self.tls = url.scheme == "https"
         self.name = url.authority.rpartition("@")[2].encode()
         """Value of the header Host."""
+        self.path = url.raw_path.rstrip("/").encode()
+        """Before that of a call."""
         self.idle: list[Connection] = []
 
 

@@ -9,10 +9,7 @@ tokens than those sampled. Tokens whose text has not come out (parts of a charac
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
 from controlplane.gateway.admission.validation import Call, Kind
-from controlplane.gateway.upstream.connections import Pieces
 
 LIMITS = ("max_tokens", "max_completion_tokens", "min_tokens")
 SAMPLING = frozenset(
@@ -87,20 +84,3 @@ class Kept:
         """Drop tokens that the tenant has seen nothing of; return the number of remaining tokens."""
         del self.ids[self.shown :]
         return len(self.ids)
-
-    def payload(self, call: Call, priority: int) -> Pieces:
-        """Return the body of a completion that continues *call*."""
-        assert self.prompt_ids is not None
-        assert call.max_tokens is not None
-        body: dict[str, Any] = {name: call.body[name] for name in SAMPLING if name in call.body}
-        body |= {
-            "model": call.model,
-            "prompt": [*self.prompt_ids, *self.ids],
-            "max_tokens": call.max_tokens - len(self.ids),
-            "min_tokens": max(0, call.min_tokens - len(self.ids)),
-            "priority": priority,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "return_token_ids": True,
-        }
-        return (orjson.dumps(body),)

@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 
 from controlplane.gateway.admission.validation import SPEECH, TYPED, Kind
+from controlplane.gateway.progress import Progress
 from controlplane.gateway.serving.http import SSE_TYPE, Responder
-from controlplane.gateway.serving.open_requests import Ticket
 from controlplane.gateway.upstream.answers import (
     MAX_TOKENS,
     EngineFailed,
@@ -74,8 +74,8 @@ class Stream:
         "_events",
         "_has_begun",
         "_opening",
+        "_progress",
         "_responder",
-        "_ticket",
         "_typed_events",
         "_unfinished",
         "_usage",
@@ -83,19 +83,19 @@ class Stream:
 
     def __init__(
         self,
-        ticket: Ticket,
+        progress: Progress,
         responder: Responder,
         usage: Usage,
-        began: Callable[[Ticket], None],
+        began: Callable[[Progress], None],
     ) -> None:
-        self._ticket, self._responder, self._usage, self._began = ticket, responder, usage, began
+        self._progress, self._responder, self._usage, self._began = progress, responder, usage, began
         self._connection: Connection | None = None  # once it passes its answer here
         self._events = Events()
         self._has_begun = False
         self._opening = b""  # sent before the engine began: written with the first token
         # Choices that have not finished. Each half minute of a sound finishes: only the last event ends it.
-        self._unfinished: float = math.inf if ticket.call.kind in SPEECH else ticket.call.sequences
-        self._typed_events = ticket.call.kind in TYPED
+        self._unfinished: float = math.inf if progress.call.kind in SPEECH else progress.call.sequences
+        self._typed_events = progress.call.kind in TYPED
 
     async def carry(self, connection: Connection, begun_until_s: float) -> None:
         """Pass the answer of *connection* on to its end. Raises EngineFailed, Refusal, OSError.
@@ -155,7 +155,7 @@ class Stream:
         if not self._has_begun or self._typed_events:
             return b""
         tokens = tokens_of(piece)
-        self._ticket.output_tokens += tokens
+        self._progress.output_tokens += tokens
         return piece if tokens else b""
 
     def _event(self, event: SentEvent) -> bytes:
@@ -169,13 +169,13 @@ class Stream:
         said = self._read(event)
         if typed:
             return self._typed(event, said)
-        ticket, ends = self._ticket, said.ends
+        progress, ends = self._progress, said.ends
         if not self._has_begun:
             self._begin()
-            if self._ticket.call.kind is Kind.CHAT:
+            if self._progress.call.kind is Kind.CHAT:
                 # Each choice begins with an event for its role alone.
-                ticket.output_tokens -= self._ticket.call.sequences
-        ticket.output_tokens += bool(said.choices)
+                progress.output_tokens -= self._progress.call.sequences
+        progress.output_tokens += bool(said.choices)
         self._unfinished -= ends
         return self._less_usage(event, said)
 
@@ -198,7 +198,7 @@ class Stream:
 
     def _begin(self) -> None:
         self._has_begun = True
-        self._began(self._ticket)
+        self._began(self._progress)
 
     def _typed(self, event: SentEvent, said: InstanceMessage) -> bytes:
         """`_event` for the Responses and the Messages API."""
@@ -217,13 +217,13 @@ class Stream:
         opening, self._opening = self._opening, b""
         if not self._has_begun:
             self._begin()
-        self._ticket.output_tokens += said.type.endswith((".delta", "block_delta"))
+        self._progress.output_tokens += said.type.endswith((".delta", "block_delta"))
         self._usage.whole = self._usage.whole or said.type in ENDED
         return opening + event.raw + b"\n\n"
 
     def _less_usage(self, event: SentEvent, said: InstanceMessage) -> bytes:
         """Return the bytes for the tenant: without its usage, where that was not asked for."""
-        if self._ticket.call.include_usage or not isinstance(said.usage, dict):
+        if self._progress.call.include_usage or not isinstance(said.usage, dict):
             return event.raw + b"\n\n"
         return _without_usage(event) + b"\n\n" if said.choices else b""
 
@@ -242,10 +242,12 @@ class KeptStream(Stream):
 
     __slots__ = ("_before", "_continued", "_kept")
 
-    def __init__(self, ticket: Ticket, responder: Responder, usage: Usage, began: Callable[[Ticket], None]) -> None:
-        super().__init__(ticket, responder, usage, began)
-        assert ticket.kept is not None
-        self._kept = ticket.kept
+    def __init__(
+        self, progress: Progress, responder: Responder, usage: Usage, began: Callable[[Progress], None]
+    ) -> None:
+        super().__init__(progress, responder, usage, began)
+        assert progress.kept is not None
+        self._kept = progress.kept
         self._continued, self._before = self._kept.opened, len(self._kept.ids)
 
     def _unread(self, piece: bytes) -> bytes:
@@ -257,7 +259,7 @@ class KeptStream(Stream):
             kept.ids.append(int(number))
             if NO_TEXT.search(event) is None:
                 kept.shown = len(kept.ids)
-        self._ticket.output_tokens = len(kept.ids)
+        self._progress.output_tokens = len(kept.ids)
         return TOKEN_ID.sub(b'"token_ids":null', piece)
 
     def _event(self, event: SentEvent) -> bytes:
@@ -274,11 +276,11 @@ class KeptStream(Stream):
         if isinstance(body.get("usage"), dict):
             self._count(body["usage"])
         if not said.choices and self._continued:
-            body["object"] = EVENT_KIND[self._ticket.call.kind]
+            body["object"] = EVENT_KIND[self._progress.call.kind]
         for choice in body["choices"]:
             self._keep(body, choice)
         self._unfinished -= said.ends
-        self._ticket.output_tokens = len(kept.ids)
+        self._progress.output_tokens = len(kept.ids)
         if kept.head:
             body |= kept.head
         else:
@@ -288,7 +290,7 @@ class KeptStream(Stream):
 
     def _keep(self, body: dict[str, Any], choice: dict[str, Any]) -> None:
         """Keep the tokens of *choice*, and convert it to the kind that was requested."""
-        kept, chat = self._kept, self._ticket.call.kind is Kind.CHAT
+        kept, chat = self._kept, self._progress.call.kind is Kind.CHAT
         if kept.prompt_ids is None:
             kept.prompt_ids = ids_of(choice.get("prompt_token_ids") or body.get("prompt_token_ids")) or None
         for where in (choice, body):

@@ -21,12 +21,12 @@ from controlplane.background import spawn
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica
 from controlplane.dispatch.observation import Observation
-from controlplane.dispatch.swapping import Swapping
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.jobs.record import Job
 from controlplane.planning.execution import rows, strategies
 from controlplane.planning.execution.rows import NO_RULE, Rule, Rules
 from controlplane.tunable import Tunable
+from scheduling.control.swaps import Swaps
 from scheduling.scaling import NO_STRATEGY, Advice, ByEndpoint, EndpointView, floor_moves, without_timers
 from scheduling.scaling.endpoint import Move, Mover
 
@@ -92,7 +92,7 @@ class ScalingLoop:
         self.dispatcher, self.topology, self.observation = dispatcher, dispatcher.topology, observation
         self.job = job
         self.rules: Rules | None = None  # None: not read yet
-        self.swapping = Swapping(self.topology, dispatcher.queue, dispatcher.placement.pump, dispatcher.prewarming)
+        self.swaps = Swaps(dispatcher.fleet, self._likely)
         self._owns, self._read_inventory = owns, read_inventory
         self._scaled: dict[str, Scaled] = {}
         self._writing: defaultdict[int, Writing] = defaultdict(Writing)
@@ -125,19 +125,16 @@ class ScalingLoop:
                 scaled.strategy.memory.clear()
                 scaled.strategy.memory.update(kept)
         self._checked_s = now_s
-        members = self.observation.members()
+        replicas = self.observation.replicas()
         models = defaultdict[str, list[Seen]](list)
-        for endpoint in self.topology.endpoints:
-            if self.topology.serves(endpoint):
-                own = members.get(endpoint.index, [])
-                seen = Seen(endpoint, self.observation.view(endpoint, own, now_s), own)
-                models[endpoint.model].append(seen)
-                memory = self.observation.memory(endpoint.index)
-                if memory.changed_delta:
-                    self.dispatcher.holding.work.scaled(endpoint.model, endpoint.region, memory.changed_s)
+        for at, view in self.observation.views().items():
+            models[view.model].append(Seen(self.topology.endpoints[at], view, replicas.get(at, [])))
+            changed_s, delta = self.observation.changes.changed(at)
+            if delta:
+                self.dispatcher.holding.work.scaled(view.model, view.region, changed_s)
         self._work_on_rows(models, now_s)
         if now_s < self._paused_until_s:
-            self.swapping.keep()
+            self.swaps.keep()
             return
         evicted = self.dispatcher.reordering.evicted
         if evicted:
@@ -145,7 +142,8 @@ class ScalingLoop:
             evicted.clear()
         for model, each in models.items():
             self._scale(model, each, now_s)
-        for instance_id, reason in self.swapping.wanted(now_s, self.observation.wall_clock()):
+        for instance, reason in self.swaps.wanted():
+            instance_id = self.topology.by_slot[instance].spec.instance_id
             self._in_thread(partial(rows.swap, instance_id, reason), moves=True)
 
     # Decide
@@ -242,8 +240,13 @@ class ScalingLoop:
         sleeps = any(one.spec.state == InstanceState.SLEEPING and not one.spec.swap_group for one in seen.members)
         if view.ready or view.coming or not sleeps or endpoint.spec.shares_gpus:
             return ""
-        call = self.dispatcher.prewarming.wakes(endpoint)
-        return self.dispatcher.prewarming.woken(endpoint, call) if call is not None else ""
+        return self._likely(endpoint.index)
+
+    def _likely(self, endpoint: int) -> str:
+        """Return why to wake an instance of *endpoint* before a likely call; "" for no reason."""
+        prewarming, of = self.dispatcher.prewarming, self.topology.endpoints[endpoint]
+        call = prewarming.wakes(of)
+        return prewarming.woken(of, call) if call is not None else ""
 
     # Carry out
 
@@ -254,7 +257,7 @@ class ScalingLoop:
         load, rule = self._left_tokens(), scaled.rule if scaled else NO_RULE
         for seen, move, _ in wanted:
             self._writing[seen.endpoint.index].busy = True
-            self.observation.memory(seen.endpoint.index).moved(move.delta, self._now_s)
+            self.observation.changes.moved(seen.endpoint.index, move.delta)
             logger.info("scaling: %+d %s in %s: %s", move.delta, seen.view.model, seen.view.region, move.reason)
         made: list[int] = []
 

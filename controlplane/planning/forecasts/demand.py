@@ -7,7 +7,7 @@ Demand is counted by the callers' region: including requests that another region
 or cancelled.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -89,9 +89,9 @@ def last_complete(now: datetime, window_s: int) -> datetime:
     return window_start(now - LAG, window_s)
 
 
-def read(since: datetime, until: datetime, window_s: int) -> DemandSeries:
-    """Read demand of every endpoint in the whole windows from *since* to *until*, of interactive and of deferred SLO
-    classes together.
+def read(since: datetime, until: datetime, window_s: int, places: Sequence[Endpoint] | None = None) -> DemandSeries:
+    """Read demand of *places* (None: every endpoint) in the whole windows from *since* to *until*, of interactive and of
+    deferred SLO classes together.
 
     A window in which no minute has a row of any series is a gap: a quiet minute looks the same as one without a running
     gateway. A minute with rows of other series only is a measured zero. *window_s* is a multiple of 60.
@@ -102,7 +102,7 @@ def read(since: datetime, until: datetime, window_s: int) -> DemandSeries:
     count = max(0, int((until - start).total_seconds() // window_s))
     width = window_s // MINUTE_S
     counted = np.zeros(count * width, bool)
-    together = {(endpoint, group): _nothing(count) for endpoint in endpoints() for group in ("", DEFERRED)}
+    together = {(endpoint, group): _nothing(count) for endpoint in places or endpoints() for group in ("", DEFERRED)}
     groups = {
         name: DEFERRED if kind == SloKind.NON_INTERACTIVE else None
         for name, kind in SloClass.objects.exclude(kind=SloKind.INTERACTIVE).values_list("name", "kind")

@@ -53,13 +53,10 @@ def make_forecasts(now: datetime) -> list[Forecast]:
     simpler one, which the row's note names; if all fail, only that series has no forecast. Raises the first error if no
     series has a forecast.
     """
-    window_s = tuned().FORECAST_WINDOW_S
-    until = demand.last_complete(now, window_s)
-    known = demand.read(until - timedelta(days=tuned().FORECAST_HISTORY_DAYS), until, window_s)
+    known, rows = _known(now), []
     if known.known < LEAST_WINDOWS:
         return []
     making = _Making(known)
-    rows = []
     for endpoint in demand.endpoints():
         for quantity in Quantity:
             for group in ("", demand.DEFERRED):
@@ -69,6 +66,13 @@ def make_forecasts(now: datetime) -> list[Forecast]:
     Forecast.objects.bulk_create(rows)
     making.report(now)
     return rows
+
+
+def _known(now: datetime) -> demand.DemandSeries:
+    """Return the demand that forecasts are made from."""
+    window_s = tuned().FORECAST_WINDOW_S
+    until = demand.last_complete(now, window_s)
+    return demand.read(until - timedelta(days=tuned().FORECAST_HISTORY_DAYS), until, window_s)
 
 
 class _Making:
@@ -84,7 +88,7 @@ class _Making:
 
     def predicted(self, key: demand.Key) -> "Predicted | None":
         """Return the next windows of one series; None if its forecaster and all fallbacks failed."""
-        from forecasting.workload import unavailable_reason
+        from forecasting.workload import BEST, unavailable_reason
 
         try:
             learner = _Learner(key, self.known, self.refit_until_s)
@@ -92,7 +96,7 @@ class _Making:
             if reason := unavailable_reason(tuned(key[0][0]).FORECASTER):
                 made = replace(made, note=f"{reason} Until then {learner.name} stands in. {made.note}".rstrip())
         except NotFitted as note:
-            made = _Learner(key, self.known, self.refit_until_s, _quick()).predict(tuned().FORECAST_WINDOWS)
+            made = _Learner(key, self.known, self.refit_until_s, BEST).predict(tuned().FORECAST_WINDOWS)
             return replace(made, note=f"{note}: {made.forecaster} stands in")
         except Exception as error:
             self.without[_name(key)] = error
@@ -126,9 +130,7 @@ def fit_forecasters(now: datetime, requested_work_waits: Callable[[], bool] = la
     endpoints = [endpoint for endpoint in demand.endpoints() if _is_slow(forecaster_name(endpoint[0]))]
     if not endpoints:
         return 0
-    window_s = tuned().FORECAST_WINDOW_S
-    until = demand.last_complete(now, window_s)
-    known = demand.read(until - timedelta(days=tuned().FORECAST_HISTORY_DAYS), until, window_s)
+    known = _known(now)
     if known.known < LEAST_WINDOWS:
         return 0
     making, count = _Making(known), 0
@@ -149,12 +151,6 @@ def _is_slow(name: str) -> bool:
     from forecasting.workload import FORECASTERS
 
     return FORECASTERS[name].slow_to_fit
-
-
-def _quick() -> str:
-    from forecasting.workload import BEST
-
-    return BEST
 
 
 def forecaster_name(model: str = "") -> str:
@@ -227,9 +223,11 @@ class _Learner:
 
     def _fitted(self, kept: "Fallback | None" = None) -> "tuple[Fallback, _Fitted]":
         """Fit a new forecaster, or refit *kept*, which keeps its learned errors."""
+        from forecasting.workload import FORECASTERS, Fallback
+
         fitted = self._fitted_now()
         if kept is None:
-            kept = self._new()
+            kept = Fallback(FORECASTERS[self.name]())
             kept.fit(self.series)
         else:
             kept.refit(self.series)
@@ -238,11 +236,6 @@ class _Learner:
 
     def _fitted_now(self) -> _Fitted:
         return _Fitted(datetime.now(UTC).timestamp(), self._known_windows())
-
-    def _new(self) -> "Fallback":
-        from forecasting.workload import FORECASTERS, Fallback
-
-        return Fallback(FORECASTERS[self.name]())
 
     def _loaded(self) -> "tuple[Fallback, _Fitted] | None":
         """Load the stored forecaster, updated with new windows and refitted once old; None if a new one is needed."""
@@ -296,11 +289,7 @@ def _name(key: demand.Key) -> str:
 
 def _file(key: demand.Key, window_s: int, forecaster: str) -> Path:
     digest = hashlib.sha256(f"{_name(key)} as asked {window_s}".encode()).hexdigest()[:20]
-    return _folder() / forecaster / f"{digest}.npz"
-
-
-def _folder() -> Path:
-    return Path(settings.STATE_DIR) / "forecasters"
+    return Path(settings.STATE_DIR) / "forecasters" / forecaster / f"{digest}.npz"
 
 
 def _row(key: demand.Key, predicted: "Predicted", now: datetime) -> Forecast:

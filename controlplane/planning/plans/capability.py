@@ -23,8 +23,8 @@ from scheduling.model_task import POOLING_TASKS
 if TYPE_CHECKING:
     from scheduling.planning.advisor import Demand
     from scheduling.planning.capacity import Capability
+    from scheduling.queueing.promises import Promise
     from scheduling.simulation.engine.config import EngineConfig
-    from scheduling.simulation.measures.results import Promise
 
 Key = tuple[str, str]
 """(model, GPU type) names."""

@@ -81,7 +81,7 @@ def expect(now: datetime, followers: Mapping[str, str]) -> Expected | None:
                 notes.setdefault(endpoint, forecast.note)
             bands.append(expected)
         beta = tuned(model).PLAN_NIW_BUFFER * past.deferred(endpoint, over_s)
-        of[endpoint] = EndpointDemand.of(*bands, follows[model], beta, past.arrival_cv(endpoint))
+        of[endpoint] = EndpointDemand.of(bands[0], bands[1], follows[model], beta, past.arrival_cv(endpoint))
     held = waiting.read()
     due = {model: held[model].due(tuned(model).PLAN_NIW_BUFFER) for model in follows.keys() & held.keys()}
     # Minute rows have requests that have ended: those that wait came besides.

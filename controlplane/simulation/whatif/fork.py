@@ -17,7 +17,7 @@ from controlplane.simulation.whatif.arrivals import RECENT, forecast_arrivals
 from controlplane.simulation.whatif.start import Start
 from controlplane.simulation.whatif.starts.past import past_demand
 from scheduling.fleet.state import Condition, FleetState, InstanceState
-from scheduling.simulation.staging.fleet import gpus_as_type
+from scheduling.simulation.scenario.fleet import gpus_as_type
 
 RATIOS: Final = 400
 """Maximum newest requests of each model from which remaining outputs are drawn."""

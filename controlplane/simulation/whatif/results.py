@@ -33,16 +33,16 @@ def packed(ran: Simulated, counted: Mapping[str, Counted], seed: int) -> dict[st
     about = {name: value for name, value in ran.about.items() if name not in ("scenario", "took_s")}
     kept = {
         "about": about,
-        "columns": columns(result, staged.promises, staged.prices, counted),
+        "columns": columns(result, counted),
         "runs": runs_by_application(result, whole.from_s, whole.until_s),
     }
     curves = {
-        "latency": latency_over_time(result, staged.names.slo_classes, whole),
+        "latency": latency_over_time(result, whole),
         "series": series,
     }
     log = None
     if seed == FIRST_SEED and staged.requests.count <= MAX_LOGGED:
-        log = _written(Log.of(result, staged.names.regions, staged.names.models, staged.promises, series))
+        log = _written(Log.of(result, series))
     return {"result": kept, "curves": zlib.compress(json.dumps(curves).encode()), "log": log}
 
 

@@ -15,6 +15,7 @@ from controlplane.simulation.whatif.arrivals import drawn, recent, recorded
 from controlplane.simulation.whatif.starts import traces
 from controlplane.simulation.whatif.starts.past import EndpointDemand, as_arrays
 from scheduling.fleet.state import FleetState
+from scheduling.simulation.cluster.description import cluster_of
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.staging import SOURCE, Stage, stage
 from scheduling.simulation.staging.demand import demand_of, of_the_fleet
@@ -81,7 +82,7 @@ def stage_start(
     workload = _workload(start, scenario, seed)
     if edits or (workload is not None and horizon_s < inf):
         if workload is None:
-            workload, _ = demand_of(scenario, SOURCE.parent, seed)
+            workload, _ = demand_of(scenario, cluster_of(scenario), SOURCE.parent, seed)
         if horizon_s < inf:
             workload = workload.select(workload.arrival_s < horizon_s)
         factors = (edit.of_each(workload) for edit in edits if isinstance(edit, Factor))
@@ -117,9 +118,9 @@ def _workload(start: Start, scenario: Scenario, seed: int) -> Workload | None:
 
 def _with_state(state: FleetState, scenario: Scenario, staged: Stage, seed: int) -> Stage:
     """Begin *staged*, made of *scenario*, with *state*; *seed* draws the lengths that are still unknown."""
-    tenants = list(staged.names.tenants)
+    tenants = list(staged.tenants)
     forked = fork(state, scenario, staged.cluster, tenants, seed)
     if staged.scaled is not None:
         for strategy in staged.scaled.strategies.values():
             strategy.memory.update(state.memory)
-    return replace(staged, state=forked, names=replace(staged.names, tenants=tenants))
+    return replace(staged, state=forked, tenants=tenants)

@@ -31,8 +31,8 @@ from controlplane.simulation.whatif.models import TwinError
 from controlplane.tuning.selectors import tuned
 from scheduling.simulation.measures.results import kept, latency_s
 from scheduling.simulation.scenario import Scenario
+from scheduling.simulation.scenario.fleet import gpus_as_type
 from scheduling.simulation.staging import stage
-from scheduling.simulation.staging.fleet import gpus_as_type
 
 WARM_UP: Final = timedelta(minutes=5)
 """Longest simulated time before the window, from an idle fleet."""
@@ -198,7 +198,7 @@ def _simulated(values: dict[str, Any], rows: list[LedgerRow]) -> Floats:
     scenario = Scenario.model_validate(values | demand)
     staged = stage(scenario, seed=0, workload=workload_of(map(columns, rows), start))
     result = simulate(scenario, staged).result
-    _, met = kept(result, staged.promises)
+    _, met = kept(result, result.cluster.promises)
     return np.array([1000 * latency_s(result, "ttft"), 1000 * latency_s(result, "itl"), met.astype(np.float64)])
 
 

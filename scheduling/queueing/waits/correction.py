@@ -1,10 +1,12 @@
 """Corrections of estimated waits, learned from actual ones."""
 
 import math
-from typing import Final
+from typing import ClassVar
+
+from msgspec import Struct
 
 
-class Correction:
+class Correction(Struct):
     """Factor by which requests wait longer than the profile says, fitted from estimated and actual waits.
 
     A regression through the origin of actual on estimated seconds that forgets old pairs; long waits weigh most,
@@ -15,17 +17,22 @@ class Correction:
     With *overtaken*, the regression also has a constant if that leaves much less of the error.
     """
 
-    GUESS: Final = 4.0
-    RATE: Final = 0.02
-    PRIOR_VARIANCE: Final = 0.0625
-    MOST: Final = 50.0
-    WORTH: Final = 0.7
+    GUESS: ClassVar[float] = 4.0
+    RATE: ClassVar[float] = 0.02
+    PRIOR_VARIANCE: ClassVar[float] = 0.0625
+    MOST: ClassVar[float] = 50.0
+    WORTH: ClassVar[float] = 0.7
     """Largest share of the error through the origin that may remain for a constant to be used."""
 
-    def __init__(self, guess: float = GUESS, *, overtaken: bool = False) -> None:
-        self.guess, self.overtaken = guess, overtaken
-        self.batches = 0.0
-        self._e = self._a = self._ee = self._ea = self._aa = 0.0
+    guess: float = GUESS
+    overtaken: bool = False
+    batches: float = 0.0
+    estimated: float = 0.0
+    """Weighted sums of estimated and actual seconds, of their squares and of their products."""
+    actual: float = 0.0
+    estimated2: float = 0.0
+    product: float = 0.0
+    actual2: float = 0.0
 
     def learn(self, estimated_s: float, actual_s: float, batch: float) -> None:
         """Learn from one wait; *estimated_s* is by the profile alone, *batch* the number of requests that run at once."""
@@ -34,11 +41,11 @@ class Correction:
         weight = 1.0 / max(batch, 1.0)
         kept = (1.0 - self.RATE) ** weight
         self.batches = self.batches * kept + weight
-        self._e = self._e * kept + weight * estimated_s
-        self._a = self._a * kept + weight * actual_s
-        self._ee = self._ee * kept + weight * estimated_s * estimated_s
-        self._ea = self._ea * kept + weight * estimated_s * actual_s
-        self._aa = self._aa * kept + weight * actual_s * actual_s
+        self.estimated = self.estimated * kept + weight * estimated_s
+        self.actual = self.actual * kept + weight * actual_s
+        self.estimated2 = self.estimated2 * kept + weight * estimated_s * estimated_s
+        self.product = self.product * kept + weight * estimated_s * actual_s
+        self.actual2 = self.actual2 * kept + weight * actual_s * actual_s
 
     @property
     def known(self) -> bool:
@@ -48,21 +55,21 @@ class Correction:
     @property
     def _line(self) -> tuple[float, float]:
         """Return (constant, slope) of the regression; the constant is 0 if it is not worth using."""
-        through_origin = min(max(self._ea / self._ee, 1.0 / self.MOST), self.MOST)
-        spread = self._ee - self._e * self._e / self.batches
-        if not self.overtaken or self.batches <= max(self.guess, 2.0) or spread <= 1e-9 * self._ee:
+        through_origin = min(max(self.product / self.estimated2, 1.0 / self.MOST), self.MOST)
+        spread = self.estimated2 - self.estimated * self.estimated / self.batches
+        if not self.overtaken or self.batches <= max(self.guess, 2.0) or spread <= 1e-9 * self.estimated2:
             return 0.0, through_origin
-        slope = (self._ea - self._e * self._a / self.batches) / spread
+        slope = (self.product - self.estimated * self.actual / self.batches) / spread
         slope = min(max(slope, 1.0 / self.MOST), self.MOST)
-        constant_s = (self._a - slope * self._e) / self.batches
+        constant_s = (self.actual - slope * self.estimated) / self.batches
         if constant_s <= 0.0 or self._left(constant_s, slope) > self.WORTH * self._left(0.0, through_origin):
             return 0.0, through_origin
         return constant_s, slope
 
     def _left(self, constant_s: float, slope: float) -> float:
         """Return the sum of the squared errors of that line."""
-        squares = self._aa - 2.0 * slope * self._ea + slope * slope * self._ee
-        squares += constant_s * (constant_s * self.batches - 2.0 * self._a + 2.0 * slope * self._e)
+        squares = self.actual2 - 2.0 * slope * self.product + slope * slope * self.estimated2
+        squares += constant_s * (constant_s * self.batches - 2.0 * self.actual + 2.0 * slope * self.estimated)
         return max(0.0, squares)
 
     @property
@@ -83,7 +90,9 @@ class Correction:
         if not self.batches:
             return self.PRIOR_VARIANCE
         factor, constant_s = self.factor, self.overtaken_s
-        waits = factor * factor * self._ee + constant_s * (constant_s * self.batches + 2.0 * factor * self._e)
+        waits = factor * factor * self.estimated2 + constant_s * (
+            constant_s * self.batches + 2.0 * factor * self.estimated
+        )
         left = self._left(constant_s, factor) / waits
         prior = max(self.guess, 1.0)
         return (prior * self.PRIOR_VARIANCE + self.batches * left) / (prior + self.batches)

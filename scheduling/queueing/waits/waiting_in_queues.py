@@ -4,7 +4,7 @@ endpoint.
 Estimates so follow the order of the global scheduler, and only the throughput of the instance that pulls from that
 queue counts (QLM section 6: W is summed over the groups ahead). In the queue of instances that share their GPUs, groups
 of other models and a swap for each change of model are ahead too. A model keeps the GPUs until swaps take at most
-`SWAPPING_SHARE` of the time, and its groups are put first as long as it has them (`scaling.swapping`).
+`SWAPPING_SHARE` of the time, and its groups are put first as long as it has them (`control.swaps`).
 """
 
 import math

@@ -18,11 +18,11 @@ produced (2); their sum is normally distributed (3, 19). Beyond the paper:
 """
 
 import math
-from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import ClassVar, Final, Self
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from scheduling.compiled import compiled, uncompiled
@@ -138,6 +138,24 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
+class Estimate:
+    """Estimated wait of a request, and the values for a later comparison."""
+
+    endpoint: int
+    position: int
+    """In its queue, from 1."""
+    wait: Wait | None = None
+    """None while the pace there is unknown."""
+    uncorrected_s: float | None = None
+    """Mean by the profile alone, once lengths are known."""
+    says_throughput: bool = False
+    """The queue was long enough for its wait to show the throughput of the endpoint."""
+    batch: float = 1.0
+    serving: int = 0
+    """Instances that served the endpoint at that time."""
+
+
+@dataclass(frozen=True, slots=True)
 class Lengths:
     """Token lengths of the requests of a (model, SLO class), estimated from *samples* of them."""
 
@@ -242,15 +260,19 @@ class Throughput:
         )
 
 
-class _Moments:
+class Moments(Struct):
     """Exponentially weighted moments of (prompt, output, predicted output) tokens."""
 
-    RATE: Final = 0.002
-    __slots__ = ("error2", "output", "output2", "predicted", "prompt", "prompt2", "weight", "weight2")
+    RATE: ClassVar[float] = 0.002
 
-    def __init__(self) -> None:
-        self.weight = self.weight2 = self.prompt = self.prompt2 = 0.0
-        self.output = self.output2 = self.predicted = self.error2 = 0.0
+    weight: float = 0.0
+    weight2: float = 0.0
+    prompt: float = 0.0
+    prompt2: float = 0.0
+    output: float = 0.0
+    output2: float = 0.0
+    predicted: float = 0.0
+    error2: float = 0.0
 
     def add(self, prompt: float, output: float, predicted: float) -> None:
         kept = 1.0 - self.RATE
@@ -276,24 +298,28 @@ class _Moments:
         return self.weight**2 / self.weight2 if self.weight2 else 0.0
 
 
+Key = tuple[str, str]
+"""Model and SLO class, "" for all."""
+
+
 class History:
-    """Lengths of finished requests by (model, SLO class) or any other *key*, and the accuracy of their predictions."""
+    """Lengths of finished requests by *key*, and the accuracy of their predictions."""
 
     FEW: Final = 8.0
 
     def __init__(self) -> None:
-        self._moments: dict[Hashable, _Moments] = {}
+        self.moments: dict[Key, Moments] = {}
 
-    def learn(self, key: Hashable, prompt_tokens: int, output_tokens: int, predicted_tokens: float) -> None:
+    def learn(self, key: Key, prompt_tokens: int, output_tokens: int, predicted_tokens: float) -> None:
         """Learn that a request of *key* had *output_tokens*, over all its sequences, with *predicted_tokens* expected."""
-        moments = self._moments.get(key)
+        moments = self.moments.get(key)
         if moments is None:
-            moments = self._moments[key] = _Moments()
+            moments = self.moments[key] = Moments()
         moments.add(prompt_tokens, output_tokens, predicted_tokens)
 
-    def lengths(self, key: Hashable) -> Lengths:
+    def lengths(self, key: Key) -> Lengths:
         """Return the lengths of requests of *key*; with few of them, a value between those and `UNKNOWN`."""
-        moments = self._moments.get(key)
+        moments = self.moments.get(key)
         if moments is None:
             return UNKNOWN
         samples = moments.samples
@@ -307,12 +333,12 @@ class History:
             max(moments.prompt2 - moments.prompt**2, 0.0),
         )
 
-    def expected(self, key: Hashable, predicted_tokens: float) -> tuple[float, float, float]:
+    def expected(self, key: Key, predicted_tokens: float) -> tuple[float, float, float]:
         """Return (mean, variance, error of the mean) of a request's output tokens, given *predicted_tokens*.
 
         By the mean of its class, or by the prediction corrected by the mean of earlier ones, whichever errs less.
         """
-        moments = self._moments.get(key)
+        moments = self.moments.get(key)
         if moments is None or moments.samples < self.FEW:
             return predicted_tokens, predicted_tokens**2, predicted_tokens
         lengths = self.lengths(key)

@@ -53,7 +53,6 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
     came_s = requests.arrival_s if not held else np.maximum(requests.arrival_s, 0.0)
     check_requests(requests._replace(arrival_s=came_s), cluster.models, cluster.regions, cluster.longest_tokens())
     check_prefixes(requests, cluster.cached_block_sizes())
-    check_adapters(requests, cluster)
     specs, keys = cluster.instances, cluster.endpoints
     instances, own, regions = len(specs), len(keys), len(cluster.regions)
     count = int(requests.arrival_s.size)
@@ -91,7 +90,6 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
     catalog = list(cluster.engines().values())
     most_seqs = max(engine.max_num_seqs for engine in catalog)
     held_at_once = int(np.maximum(fleet.max_num_seqs.astype(np.int64), most_seqs).sum())
-    latency_s = cluster.latencies()
     first, candidates = [0], list[int]()
     for opportunistic in range(1 + lends):
         for model in cluster.models:
@@ -139,7 +137,7 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
         policies=policies,
         candidate_first=np.array(first, np.int64),
         candidates=np.array(candidates, np.int32),
-        latency_s=latency_s,
+        latency_s=cluster.latency_s,
         held=np.zeros(slots, np.int64),
         kept_tokens=np.zeros(count if lends else 1, np.int32),
         **_fallbacks(cluster),
@@ -149,7 +147,7 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
         ended_in_runs=np.zeros(max(1, in_runs), np.int64),
         lives=_lives(cluster),
         no_rows=NO_ROWS,
-        travelling=np.zeros(count if latency_s.any() else 1, np.int64),
+        travelling=np.zeros(count if cluster.latency_s.any() else 1, np.int64),
         link=np.full((2, regions * regions), -1, np.int64),
         sent=np.full((2, endpoints), -1, np.int32),
         decisions=np.zeros(count + 2 * slots if decisions else 0, DECISION),
@@ -173,14 +171,6 @@ def give_adapter_slots(fleet: FleetArrays, instance: int, engine: EngineConfig) 
     """Give *instance* the adapter slots and load times of *engine*."""
     fleet.adapter_slots[instance] = engine.max_loras, max(engine.max_loras, engine.max_cpu_loras)
     fleet.adapter_load_s[instance] = engine.adapter_storage_s, engine.adapter_memory_s
-
-
-def check_adapters(requests: Requests, cluster: Cluster) -> None:
-    """Raise ValueError if a request has an adapter, and an instance of its model serves none."""
-    with_adapter = {cluster.models[at] for at in np.unique(requests.model[requests.adapter >= 0]).tolist()}
-    for spec in cluster.instances:
-        if spec.model in with_adapter and not spec.engine.max_loras:
-            raise ValueError(f"requests for {spec.model} have adapters, and its instance {spec.name} has max_loras = 0")
 
 
 MOST_PLACES = 1 << 22
@@ -240,7 +230,6 @@ def _swap_groups(cluster: Cluster, instances: NDArray[np.void]) -> NDArray[np.vo
     names = cluster.swap_groups()
     groups = np.zeros(max(len(names), 1), SWAP_GROUP)
     groups["target"] = -1
-    groups["memory_bytes"] = [cluster.swap_memory_bytes.get(name, np.inf) for name in names] or np.inf
     instances["swap_group"] = -1
     life: Any
     for life, spec in zip(instances, cluster.instances, strict=True):
@@ -250,6 +239,7 @@ def _swap_groups(cluster: Cluster, instances: NDArray[np.void]) -> NDArray[np.vo
         for name in ("sleep_s", "wake_s", "reload_s", "weights_bytes"):
             life[name] = getattr(sharing, name)
         group: Any = groups[life.swap_group]
+        group.memory_bytes = sharing.memory_bytes
         if spec.state == State.ASLEEP:
             level = sleep_level(sharing.weights_bytes, float(group.held_bytes), float(group.memory_bytes))
             life.in_memory = level == IN_MEMORY

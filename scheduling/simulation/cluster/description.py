@@ -1,26 +1,35 @@
-"""A fleet to simulate: instances, the links between them, and their policies. `build` makes arrays of it."""
+"""The fleet of a scenario: instances, the links between them, their policies and classes. `build` makes arrays of it."""
 
+from collections import Counter
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
+from typing import Any, Final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
-from scheduling.applications.prewarming import LRU, USUAL_K, USUAL_SHARE, Prewarming
+from scheduling.applications.prewarming import LRU, USUAL_K, USUAL_SHARE, PrewarmBy
 from scheduling.applications.warm_pool import WarmTerms
+from scheduling.fleet.front_end import FrontEnd
+from scheduling.fleet.pooling_profile import profile_of_prefills
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
-from scheduling.queueing.promises import ClassTerms
-from scheduling.queueing.reordering.rules import REORDERINGS, SEARCH
+from scheduling.queueing.promises import ClassTerms, Promise
+from scheduling.queueing.reordering.rules import SEARCH
 from scheduling.routing.models import Fallback
-from scheduling.routing.regions import by_preference
+from scheduling.routing.regions import by_preference, latency_ms
 from scheduling.scaling import Reactive
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.engine.config import EngineConfig
+from scheduling.simulation.scenario import Scenario
+from scheduling.simulation.scenario.fleet import Delays, Group, gpus_as_type
+from scheduling.simulation.scenario.policies import SloClassOf
+from scheduling.simulation.scenario.toml_lines import ScenarioProblem
 
 EndpointKey = tuple[str, str]
 """(model, region)."""
-RESTS = (State.EMPTY, State.READY, State.SPOT, State.ASLEEP)
+NO_LIMITS: Final[dict[str, Any]] = {"dispatch_max_num_seqs": 100_000, "dispatch_kv_tokens": 1 << 40}
+"""Limits of the dispatcher for an instance that takes everything at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +44,8 @@ class Sharing:
     reload_s: float
     """Until it serves, from weights only in storage (level 2)."""
     weights_bytes: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("sleep_s", "wake_s", "reload_s", "weights_bytes"):
-            if not 0 <= getattr(self, name) < np.inf:
-                raise ValueError(f"{name} must be a number from 0 up, not {getattr(self, name)}")
+    memory_bytes: float = np.inf
+    """CPU memory for the weights of the group's sleeping instances."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,56 +71,27 @@ class InstanceSpec:
     """Time to pull the weights into its region before a new machine loads them, 0 where they are; None: by the `Delays`."""
     usd_per_hour: float = 0.0
     """Price of its GPUs: the cheapest candidate is added first, the dearest removed first."""
+    spot_usd_per_hour: float = 0.0
+    """Income of its GPUs while they are lent out as spot."""
     sharing: Sharing | None = None
     """None: shares no GPUs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delays:
-    """Durations of changes in seconds. Spot and redeploying: SageServe sections 4 and 7.1; the others are our choice."""
-
-    spot_median_s: float = 60.0
-    spot_max_s: float = 300.0
-    start_s: float = 180.0
-    """From an unpaid machine until its weights begin to load."""
-    local_weights_s: float = 600.0
-    remote_weights_s: float = 7200.0
-    sleep_s: float = 3.0
-    wake_s: float = 5.0
-    swap_gpu_s: float = 0.1
-    swap_cpu_s: float = 5.0
-    swap_storage_s: float = 60.0
-    gpu_models: int = 1
-    """Models whose weights an instance's GPU holds, including the serving one."""
-    cpu_models: int = 2
-    """Further models whose weights its host memory holds."""
-    repair_s: float = 600.0
-
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if not 0 <= getattr(self, name) < np.inf:
-                raise ValueError(f"{name} must be a number from 0 up, not {getattr(self, name)}")
-        if self.spot_median_s > self.spot_max_s:
-            raise ValueError(f"spot_median_s ({self.spot_median_s}) is more than spot_max_s ({self.spot_max_s})")
-        if self.gpu_models < 1:
-            raise ValueError("gpu_models must be at least 1: the one that serves")
-
-
 @dataclass(slots=True)
 class Cluster:
-    """Instances, regions and policies. Raises ValueError naming the invalid instance or endpoint."""
+    """Instances, regions and policies by their numbers; `cluster_of` makes it of a scenario, whose tables are checked."""
 
     instances: Sequence[InstanceSpec]
     models: list[str] = field(default_factory=list)
     """A model's number is its position; models of instances that are missing here are added."""
     regions: list[str] = field(default_factory=list)
-    latency_s: ArrayLike | None = None
-    """One way, from region (row) to region (column)."""
+    latency_s: Any = None
+    """One way, from region (row) to region (column); None: no time between any."""
     policies: EndpointPolicy | Mapping[EndpointKey, EndpointPolicy] = field(default_factory=EndpointPolicy)
     """Of all endpoints, or by endpoint."""
     reordering: str = SEARCH
     """For the order `qlm`: the global scheduler's rule, the search or a rule of `reordering.rules`."""
-    prewarming: Prewarming = LRU
+    prewarming: PrewarmBy = LRU
     """How backends are prewarmed, with the least effectiveness *prewarm_k* for application runs."""
     prewarm_k: float = USUAL_K
     prewarm_share: float = USUAL_SHARE
@@ -127,12 +104,12 @@ class Cluster:
     reactive: Reactive | None = None
     share_spot: bool = True
     """Whether a spot instance of one model may be redeployed for another."""
-    catalog: Mapping[tuple[str, str], EngineConfig] = field(default_factory=dict)
-    """Engines by (model, GPU type) for redeploying and swapping, in addition to those of the instances."""
-    swap_memory_bytes: Mapping[str, float] = field(default_factory=dict)
-    """CPU memory for the weights of sleeping instances, by swap group; unlimited if not given."""
     classes: Sequence[ClassTerms] = ()
-    """SLO classes by their number in requests, where any request is judged at the door."""
+    """SLO classes by their number in requests; needed where any request is judged at the door."""
+    promises: Sequence[Promise] = ()
+    """What is promised to each class, for measures; none without them."""
+    names: Sequence[str] = ()
+    """What requests may ask for, by the number in `Requests.asked`: models (alone if not given), then public names."""
     max_hold_s: float = np.inf
     """Longest hold of a request whose class has no deadline."""
     fallbacks: Mapping[str, Fallback] = field(default_factory=dict)
@@ -144,61 +121,12 @@ class Cluster:
     endpoints: list[EndpointKey] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        if not self.instances:
-            raise ValueError("a cluster has at least one instance")
-        self.models, self.regions = list(self.models), list(self.regions)
-        for kind, names in (("models", self.models), ("regions", self.regions)):
-            if len(set(names)) != len(names):
-                raise ValueError(f"{kind} names one twice: {', '.join(names)}")
-        for number, spec in enumerate(self.instances):
-            where = f"instance {number}" + (f" ({spec.name})" if spec.name else "")
-            if spec.state not in RESTS:
-                raise ValueError(f"{where}: starts {', '.join(state.name for state in RESTS)}, not {spec.state!r}")
-            if spec.start_s is not None and not 0 <= spec.start_s < np.inf:
-                raise ValueError(f"{where}: start_s must be a number from 0 up, not {spec.start_s}")
-            for name in ("dispatch_max_num_seqs", "dispatch_kv_tokens"):
-                value = getattr(spec, name)
-                if value is not None and value < (2 if name == "dispatch_kv_tokens" else 1):
-                    raise ValueError(f"{where}: {name} is {value}, too few for any request")
-            if spec.model not in self.models:
-                self.models.append(spec.model)
-            if spec.region not in self.regions:
-                self.regions.append(spec.region)
-            if (spec.model, spec.region) not in self.endpoints:
-                self.endpoints.append((spec.model, spec.region))
-        for model, _ in self.catalog:
-            if model not in self.models:
-                self.models.append(model)
-        if self.reactive is not None and self.reactive.patience_s:
-            raise ValueError(
-                "reactive: the trigger that decides on every arrival has no patience; patience_s must be 0"
-            )
-        if self.reordering not in REORDERINGS:
-            raise ValueError(f"reordering must be one of {', '.join(REORDERINGS)}, not {self.reordering!r}")
-        for model, region in self.endpoints:
-            if isinstance(self.policies, Mapping) and (model, region) not in self.policies:
-                raise ValueError(f"endpoint {model} in {region}: policies are given by endpoint, but not for this one")
-        for model, fallback in self.fallbacks.items():
-            if fallback.model == model or not {model, fallback.model} <= {*self.models}:
-                raise ValueError(f"the fallback of {model} must be another model of the cluster, not {fallback.model}")
-        self.latencies()
-        self._check_swap_groups()
-
-    def _check_swap_groups(self) -> None:
-        members: dict[str, list[InstanceSpec]] = {}
-        for spec in self.instances:
-            if spec.sharing is not None:
-                members.setdefault(spec.sharing.group, []).append(spec)
-        for name, specs in members.items():
-            if len({(spec.region, spec.gpu_type) for spec in specs}) > 1:
-                raise ValueError(f"swap group {name}: its instances are not all in one region on one GPU type")
-            if sum(spec.state in (State.READY, State.SPOT) for spec in specs) > 1:
-                raise ValueError(f"swap group {name}: one of its instances at most has the GPUs at the start")
-        for name, memory_bytes in self.swap_memory_bytes.items():
-            if name not in members:
-                raise ValueError(f"swap_memory_bytes: no instance is of swap group {name}")
-            if not memory_bytes >= 0:
-                raise ValueError(f"swap_memory_bytes of {name} must be a number from 0 up, not {memory_bytes}")
+        self.models = list(dict.fromkeys([*self.models, *(spec.model for spec in self.instances)]))
+        self.regions = list(dict.fromkeys([*self.regions, *(spec.region for spec in self.instances)]))
+        self.names = self.names or self.models
+        self.endpoints = list(dict.fromkeys((spec.model, spec.region) for spec in self.instances))
+        count = len(self.regions)
+        self.latency_s = np.zeros((count, count)) if self.latency_s is None else np.array(self.latency_s, np.float64)
 
     def swap_groups(self) -> list[str]:
         """Return the names in order of their numbers."""
@@ -225,29 +153,16 @@ class Cluster:
         return next(spec.engine for spec in self.instances if (spec.model, spec.region) == key)
 
     def requests_at_once(self, key: EndpointKey) -> int:
-        """Return how many requests the endpoint's first instance runs at once; 0 without one."""
-        return next((each.engine.max_num_seqs for each in self.instances if (each.model, each.region) == key), 0)
+        """Return how many requests the endpoint's first instance runs at once."""
+        return self.reference_engine(key).max_num_seqs
 
     def reference_profile(self, key: EndpointKey) -> Profile:
         """Return its profile, for orderings that compare service times."""
         return self.reference_engine(key).profile
 
-    def latencies(self) -> NDArray[np.float64]:
-        """Return one-way latencies, regions x regions. Raise ValueError for another shape or invalid times."""
-        count = len(self.regions)
-        if self.latency_s is None:
-            return np.zeros((count, count))
-        latency_s = np.array(self.latency_s, np.float64)
-        if latency_s.shape != (count, count):
-            raise ValueError(f"latency_s has the shape {latency_s.shape}; there are {count} regions")
-        for at in np.argwhere(~((latency_s >= 0) & (latency_s < np.inf))):
-            names = f"{self.regions[at[0]]} to {self.regions[at[1]]}"
-            raise ValueError(f"latency_s from {names} is {latency_s[tuple(at)]}: not a time from 0 up")
-        return latency_s
-
     def candidates(self, model: str, region: str) -> list[int]:
         """Return the endpoints of *model* in the order that a caller in *region* prefers."""
-        latency_s = self.latencies()[self.regions.index(region)]
+        latency_s = self.latency_s[self.regions.index(region)]
         places = {where: at for at, (name, where) in enumerate(self.endpoints) if name == model}
         return [places[to] for to in by_preference(region, places, lambda to: latency_s[self.regions.index(to)])]
 
@@ -256,25 +171,174 @@ class Cluster:
         return [[next(iter(self.candidates(model, region)), 0) for region in self.regions] for model in self.models]
 
     def engines(self) -> dict[tuple[str, str], EngineConfig]:
-        """Return the engine of each model on each GPU type, for redeploying: the catalogue's, else the first instance's."""
-        engines = dict(self.catalog)
+        """Return the engine of each model on each GPU type, for redeploying: the first instance's."""
+        engines: dict[tuple[str, str], EngineConfig] = {}
         for spec in self.instances:
             engines.setdefault((spec.model, spec.gpu_type), spec.engine)
         return engines
 
     def cached_block_sizes(self) -> set[int]:
         """Return the block sizes, in tokens, of the engines that cache prefixes."""
-        engines = [*(spec.engine for spec in self.instances), *self.catalog.values()]
-        return {engine.block_size_tokens for engine in engines if engine.prefix_caching}
+        return {spec.engine.block_size_tokens for spec in self.instances if spec.engine.prefix_caching}
 
     def longest_tokens(self) -> list[int]:
         """Return the most prompt and output tokens of each model that any instance can hold; 0 without an instance."""
-        longest = [0] * len(self.models)
-        served = [(spec.model, spec.engine) for spec in self.instances]
-        served += [(model, engine) for (model, _), engine in self.catalog.items() if model in dict(self.endpoints)]
-        for model, engine in served:
-            at = self.models.index(model)
+        longest: dict[str, int] = {}
+        for spec in self.instances:
             # The last token produced is never computed, so it needs no room.
-            most = min(engine.max_model_len, engine.kv_capacity_tokens + 1)
-            longest[at] = min(longest[at], most) if longest[at] else most
-        return longest
+            most = min(spec.engine.max_model_len, spec.engine.kv_capacity_tokens + 1)
+            longest[spec.model] = min(longest.get(spec.model, most), most)
+        return [longest.get(model, 0) for model in self.models]
+
+
+def cluster_of(scenario: Scenario) -> Cluster:
+    """Return the fleet, its policies and its classes. Raise ScenarioProblem."""
+    keys = [(group.model, region) for group in scenario.fleet for region in group.regions]
+    policies = {key: scenario.policy(*key) for key in keys}
+    names, pooling, regions, of_all = scenario.names, scenario.pooling, list(scenario.regions), scenario.policies
+    gpu_types = [gpus_as_type(group.gpu, group.tensor_parallel) for group in scenario.fleet]
+    promises = [_promise(one) for one in scenario.classes.values()]
+    classes = [_terms(*each) for each in zip(scenario.classes.items(), promises, strict=True)]
+    instances = _instances(scenario, gpu_types, _engines(scenario, pooling))
+    given_ms = {
+        (origin, target): each_ms
+        for origin, targets in scenario.latency_ms.items()
+        for target, each_ms in targets.items()
+    }
+    return Cluster(
+        instances,
+        models=list(scenario.models),
+        names=names,
+        fallbacks={
+            name: Fallback(model.fallback, model.fallback_wait_s)
+            for name, model in scenario.models.items()
+            if model.fallback
+        },
+        pooling=pooling,
+        regions=regions,
+        latency_s=[[latency_ms(given_ms, here, to, unknown_ms=0.0) / 1000 for to in regions] for here in regions],
+        policies=policies,
+        sweeps=of_all.sweeps,
+        reordering=of_all.reordering,
+        prewarming=of_all.prewarming,
+        prewarm_k=of_all.prewarm_k,
+        prewarm_share=of_all.prewarm_share,
+        backends={kind: WarmTerms(**one.model_dump()) for kind, one in scenario.backends.items()},
+        delays=scenario.delays,
+        share_spot=of_all.share_spot,
+        promises=promises,
+        classes=classes,
+        max_hold_s=of_all.max_hold_s,
+    )
+
+
+def _instances(scenario: Scenario, gpu_types: Sequence[str], engines: Sequence[EngineConfig]) -> list[InstanceSpec]:
+    """Return the instances of all groups of the fleet; *gpu_types* and *engines* are by group."""
+    # Ready instances have the first numbers of a model in a region, before the empty places of earlier groups.
+    ready: Counter[EndpointKey] = Counter()
+    rest = Counter({(group.model, region): 0 for group in scenario.fleet for region in group.regions})
+    for group in scenario.fleet:
+        rest.update({(group.model, region): group.instances for region in group.regions})
+    instances: list[InstanceSpec] = []
+    for at, group in enumerate(scenario.fleet):
+        states = [State.READY] * group.instances + [State.ASLEEP] * group.asleep
+        states += [State.SPOT] * group.spot + [State.EMPTY] * group.empty
+        gpu, count = scenario.gpus[group.gpu], group.tensor_parallel
+        for region in group.regions:
+            key = group.model, region
+            for number, state in enumerate(states, 1):
+                named = ready if number <= group.instances else rest
+                named[key] += 1
+                instances.append(
+                    InstanceSpec(
+                        group.model,
+                        region,
+                        engines[at],
+                        gpu_types[at],
+                        f"{group.model}-{region}-{named[key]}",
+                        state,
+                        usd_per_hour=gpu.usd_per_hour * count,
+                        spot_usd_per_hour=gpu.spot_usd_per_hour * count,
+                        start_s=group.start_s,
+                        reclaim_s=group.reclaim_s,
+                        pull_s=group.pull_s,
+                        sharing=_sharing(scenario, group, region, number),
+                        **(NO_LIMITS if group.takes_all else {}),
+                    )
+                )
+    return instances
+
+
+def _engines(scenario: Scenario, pooling: Container[str]) -> list[EngineConfig]:
+    """Return the engine of each group of the fleet."""
+    profiles, front_ends = {}, {}
+    for number, one in enumerate(scenario.profiles):
+        setting = one.model, one.gpu, one.tensor_parallel
+        front_ends[setting] = FrontEnd(**one.front_end.model_dump(exclude_none=True))
+        prefill = one.prefill.t0_s, one.prefill.a_s, one.prefill.b_s_per_token, one.prefill.c_s_per_token2
+        try:
+            profiles[setting] = (
+                profile_of_prefills(*prefill)
+                if one.decode is None
+                else Profile(*prefill, one.decode.a_s, one.decode.b_s_per_sequence, one.decode.c_s_per_token)
+            )
+        except ValueError as error:
+            raise ScenarioProblem(("profiles", number), str(error)) from error
+    return [
+        EngineConfig(
+            max_num_seqs=group.max_num_seqs,
+            max_num_batched_tokens=group.max_num_batched_tokens,
+            block_size_tokens=group.block_size_tokens,
+            kv_blocks=group.kv_tokens // group.block_size_tokens,
+            policy=group.queue,
+            # The token that ends a prompt without output is no part of its length.
+            max_model_len=scenario.models[group.model].context_tokens + (group.model in pooling),
+            profile=profiles[group.model, group.gpu, group.tensor_parallel],
+            prefix_caching=group.prefix_caching,
+            max_loras=group.max_loras,
+            max_cpu_loras=group.max_cpu_loras,
+            adapter_storage_s=group.adapter_storage_s,
+            adapter_memory_s=group.adapter_memory_s,
+            front_end=front_ends[group.model, group.gpu, group.tensor_parallel],
+        )
+        for group in scenario.fleet
+    ]
+
+
+def _sharing(scenario: Scenario, group: Group, region: str, number: int) -> Sharing | None:
+    """Return the GPU sharing of instance *number* of *group* in *region*; None without any."""
+    if (given := group.sharing) is None:
+        return None
+    memory = scenario.swap_groups.get(given.group)
+    return Sharing(
+        f"{given.group}-{region}-{number}",
+        given.sleep_s,
+        given.wake_s,
+        given.reload_s,
+        given.weights_gb * 1e9,
+        inf if memory is None else memory.cpu_memory_gb * 1e9,
+    )
+
+
+def _promise(one: SloClassOf) -> Promise:
+    """Return the targets of a class, infinity where there is none."""
+    ttft_s, itl_s, e2e_s = (inf if ms is None else ms / 1000 for ms in (one.ttft_ms, one.itl_ms, one.e2e_ms))
+    return Promise(ttft_s, itl_s, e2e_s, inf if one.deadline_s is None else one.deadline_s)
+
+
+def _terms(named: tuple[str, SloClassOf], promise: Promise) -> ClassTerms:
+    """Return the terms on which the dispatcher queues the requests of a class."""
+    name, one = named
+    due_s, end_s = (None if each_s == inf else each_s for each_s in (promise.ttft_s, promise.end_s))
+    return ClassTerms(
+        name,
+        one.priority,
+        due_s,
+        end_s,
+        one.deadline_s,
+        one.kind == "interactive",
+        one.kind == "opportunistic",
+        one.on_reclaim == "end",
+        one.if_unreachable,
+        one.degrades_to or "",
+    )

@@ -5,11 +5,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import compiled
+from scheduling.compiled import compiled, compiled_inline
 from scheduling.fleet.arrays import at_once
 from scheduling.simulation.cluster.choices import column
 from scheduling.simulation.cluster.world import World
-from scheduling.simulation.engine.state import FREE_SEQUENCES
+from scheduling.simulation.engine.state import FREE_SEQUENCES, SEGMENT
 
 COLUMNS: Final = 10
 CAPACITY_TOKENS: Final = 0
@@ -22,6 +22,34 @@ GIVEN: Final = 7
 """Of these, the ones that were given a request, and the smoothed lengths of what they were given, summed."""
 PROMPT: Final = 8
 OUTPUT: Final = 9
+
+
+@compiled_inline
+def _mark_free(world: World, free: NDArray[np.bool_]) -> None:
+    engines = world.engines
+    free[:] = False
+    for at in range(engines.counters[FREE_SEQUENCES]):
+        free[engines.free_sequences[at]] = True
+
+
+@compiled
+def running(world: World, free: NDArray[np.bool_], endpoint: int) -> tuple[int, int]:
+    """Return the sequences of *endpoint*, and the output tokens that they have so far. *free* is scratch, by sequence.
+
+    The fleet arrays must be up to date.
+    """
+    engines, count, produced = world.engines, 0, 0
+    _mark_free(world, free)
+    for sequence in range(engines.sequences.size):
+        this = engines.sequences[sequence]
+        if not free[sequence] and world.fleet.endpoint[this.instance] == endpoint:
+            count += 1
+            if this.decoding != 0:
+                engine = engines.instances[this.instance]
+                produced += engine.iteration + (engine.counted if engine.phase == SEGMENT else 0) + this.offset
+            else:
+                produced += this.produced_tokens
+    return count, produced
 
 
 @compiled
@@ -38,9 +66,7 @@ def occupancy(world: World, free: NDArray[np.bool_], rows: NDArray[np.int64]) ->
                 rows[fleet.endpoint[instance], GIVEN] += 1
                 rows[fleet.endpoint[instance], PROMPT] += int(fleet.given_tokens[instance, 0])
                 rows[fleet.endpoint[instance], OUTPUT] += int(fleet.given_tokens[instance, 1])
-    free[:] = False
-    for at in range(engines.counters[FREE_SEQUENCES]):
-        free[engines.free_sequences[at]] = True
+    _mark_free(world, free)
     for sequence in range(engines.sequences.size):
         this = engines.sequences[sequence]
         if not free[sequence] and fleet.accepting[this.instance] != 0:

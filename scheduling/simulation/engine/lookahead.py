@@ -18,7 +18,6 @@ from scheduling.lookahead.outlook import look, waiting_tokens
 from scheduling.lookahead.rule import ITERATIONS
 from scheduling.queueing.waiting_set import WaitingArrays
 from scheduling.routing.regions import filled
-from scheduling.scaling.view import use_now
 from scheduling.simulation.engine.state import NONE, SEGMENT, EngineArrays
 
 
@@ -55,20 +54,6 @@ def join_map(engines: EngineArrays, instance: int) -> None:
                 predicted = int(this.expected_tokens - this.expected_prompt)
                 enter(ahead, sequence, instance, int(this.prompt_tokens), predicted, 0)
             sequence = int(this.next_joining)
-
-
-@compiled
-def endpoint_loads(
-    fleet: FleetArrays,
-    endpoints: EndpointArrays,
-    waiting: NDArray[np.int64],
-    use: NDArray[np.float64],
-    kv_use: NDArray[np.float64],
-    now_s: float,
-) -> None:
-    """Write `scaling.view.use_now` of every endpoint into *use* and *kv_use*."""
-    for endpoint in range(use.size):
-        use[endpoint], kv_use[endpoint] = use_now(fleet, endpoints, endpoint, waiting[endpoint], now_s)
 
 
 @compiled

@@ -4,7 +4,7 @@ Requests that arrive within the counted time are judged, whenever they end; hour
 fleet is paid for in every state but those of `UNPAID`, as in `results`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.simulation.cluster.world import UNPAID, Outcome
-from scheduling.simulation.measures.results import Price, Promise, kept, latency_s
+from scheduling.simulation.measures.results import kept, latency_s
 from scheduling.simulation.result import Result
 
 Floats = NDArray[np.float64]
@@ -40,20 +40,18 @@ class Counted:
         return inside
 
 
-def columns(
-    result: Result, promises: Sequence[Promise], prices: Mapping[str, Price], counted: Mapping[str, Counted]
-) -> dict[str, dict[str, Any]]:
+def columns(result: Result, counted: Mapping[str, Counted]) -> dict[str, dict[str, Any]]:
     """Return a row of columns for each of *counted*, by its name; None for values that could not be measured.
 
     Columns: requests, judged (promised anything), missed, slo_met (ratio), ttft_p50_ms, ttft_p95_ms, ttft_p99_ms,
     cost_usd, cost_usd_per_h, instance_hours, queue_peak (requests that waited at once, all endpoints),
     goodput_tokens_per_s (output of requests that kept their promise).
     """
-    judged, met = kept(result, promises)
+    judged, met = kept(result, result.cluster.promises)
     done = result.outcomes["state"] == Outcome.DONE
     good = np.where(judged, met, done) * result.output_tokens.astype(np.int64)
     ttft_ms = 1000 * latency_s(result, "ttft")
-    rate_usd = np.array([prices.get(one.gpu_type, Price()).on_demand_usd for one in result.cluster.instances])
+    rate_usd = np.array([one.usd_per_hour for one in result.cluster.instances])
     rows = {}
     for name, each in counted.items():
         inside = each.of(result)
@@ -82,7 +80,7 @@ def columns(
     return rows
 
 
-def latency_over_time(result: Result, slo_classes: Sequence[str], counted: Counted) -> dict[str, Any]:
+def latency_over_time(result: Result, counted: Counted) -> dict[str, Any]:
     """Return the 95th percentile of TTFT in ms by time of arrival: until_s, the ends of MAX_TIMES equal parts of the
     counted time, and ttft_p95_ms by SLO class, a value a part; None where no request had a first token.
     """
@@ -91,11 +89,11 @@ def latency_over_time(result: Result, slo_classes: Sequence[str], counted: Count
     known = counted.of(result) & np.isfinite(ttft_ms)
     part = np.searchsorted(ends_s, result.requests.arrival_s, side="right")
     rows = {}
-    for number, name in enumerate(slo_classes):
+    for number, terms in enumerate(result.cluster.classes):
         own = known & (result.requests.slo_class == number)
         if own.any():
             values = [ttft_ms[own & (part == at)] for at in range(MAX_TIMES)]
-            rows[name] = [round(float(np.percentile(each, 95)), 3) if each.size else None for each in values]
+            rows[terms.slo_class] = [round(float(np.percentile(each, 95)), 3) if each.size else None for each in values]
     return {"until_s": ends_s.round(3).tolist(), "ttft_p95_ms": rows}
 
 

@@ -5,7 +5,7 @@ it runs, and in which order what waits is begun. The first difference of each pa
 differ in the time after it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.simulation.cluster.world import Outcome, State
-from scheduling.simulation.measures.results import Promise, kept
+from scheduling.simulation.measures.results import kept
 from scheduling.simulation.result import Result
 
 AFTER_S: Final = 900.0
@@ -47,22 +47,16 @@ class Log:
     """t_s, endpoints, ready, waiting, as `columns.over_time`."""
 
     @classmethod
-    def of(
-        cls,
-        result: Result,
-        regions: Sequence[str],
-        models: Sequence[str],
-        promises: Sequence[Promise],
-        series: dict[str, Any],
-    ) -> "Log":
-        judged, met = kept(result, promises)
-        requests, outcomes, endpoints = result.requests, result.outcomes, result.cluster.endpoints
+    def of(cls, result: Result, series: dict[str, Any]) -> "Log":
+        cluster = result.cluster
+        judged, met = kept(result, cluster.promises)
+        requests, outcomes, endpoints = result.requests, result.outcomes, cluster.endpoints
         taken = outcomes["state"] != Outcome.WAITING
         begin_s = requests.arrival_s + np.where(taken, outcomes["queue_s"], np.nan)
         return cls(
-            [(one.name, one.model, one.region) for one in result.cluster.instances],
-            list(regions),
-            list(models),
+            [(one.name, one.model, one.region) for one in cluster.instances],
+            list(cluster.regions),
+            list(cluster.models),
             requests.region.astype(np.int16),
             requests.model.astype(np.int16),
             np.asarray(requests.arrival_s),
@@ -72,7 +66,7 @@ class Log:
             met,
             [(one.time_s, *endpoints[one.endpoint], one.done, one.reason) for one in result.moves if one.done],
             [
-                (float(one["time_s"]), result.cluster.instances[int(one["instance"])].name, *endpoints[one["endpoint"]])
+                (float(one["time_s"]), cluster.instances[int(one["instance"])].name, *endpoints[one["endpoint"]])
                 for one in result.changes
                 if one["after"] == State.SWAPPING
             ],

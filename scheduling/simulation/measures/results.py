@@ -12,22 +12,19 @@ Latencies are in seconds and counted from the request's arrival at its caller's 
 Only requests that ended well count in them; those that did not are counted, and miss their promise.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Iterator, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from scheduling.queueing.promises import Promise
 from scheduling.routing.models import ModelRule
 from scheduling.simulation.cluster.world import UNPAID, Outcome, State
 from scheduling.simulation.measures.tables import Table
+from scheduling.simulation.result import Result
 from scheduling.simulation.workload.columns import Floats
-
-if TYPE_CHECKING:
-    from scheduling.simulation.result import Result
 
 LATENCIES = ("ttft", "itl", "e2e", "normalised", "queue")
 STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
@@ -46,86 +43,6 @@ PROVISIONING = (State.STARTING, State.LOADING, State.RECLAIMING, State.WAKING, S
 """States in which an instance is paid for and computes nothing yet: SageServe's waste by scaling (section 7.3.3)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Promise:
-    """Promise to the requests of an SLO class, in seconds; infinity for none."""
-
-    ttft_s: float = inf
-    itl_s: float = inf
-    e2e_s: float = inf
-    deadline_s: float = inf
-
-    @property
-    def end_s(self) -> float:
-        """Return the promise for the last token: end to end, or by the deadline."""
-        return min(self.e2e_s, self.deadline_s)
-
-    @property
-    def any(self) -> bool:
-        return min(self.ttft_s, self.itl_s, self.end_s) < inf
-
-
-@dataclass(frozen=True, slots=True)
-class Price:
-    """Hourly dollars of an instance: its price, and its income when lent out as spot."""
-
-    on_demand_usd: float = 0.0
-    spot_usd: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class ResultNames:
-    """Names of the numbers in requests."""
-
-    models: Sequence[str]
-    regions: Sequence[str]
-    slo_classes: Sequence[str]
-    tenants: Sequence[str]
-    asked: Sequence[str] = ()
-    """What requests may name: models, and then public names."""
-
-
-@dataclass(frozen=True)
-class Measures:
-    """Measures of one simulation as tidy tables (the last column is the value), each made when it is first read.
-
-    *promises* are by SLO class number (none: no attainment), *prices* by GPU type.
-    """
-
-    result: "Result"
-    names: ResultNames
-    promises: Sequence[Promise] = ()
-    prices: Mapping[str, Price] = field(default_factory=dict)
-
-    @cached_property
-    def requests(self) -> Table:
-        """Return by, group, measure, statistic, value: counts, latencies (s), attainment and throughput."""
-        return _requests(self.result, self.names, self.promises)
-
-    @cached_property
-    def hours(self) -> Table:
-        """Return by (gpu_type, model), group, measure, value: hours in each state, instance-hours, dollars, spot, waste."""
-        return _hours(self.result, self.prices)
-
-    @cached_property
-    def runs(self) -> Table:
-        """Return RUN_COLUMNS for all application runs and for each application; empty without any."""
-        table = Table(RUN_COLUMNS)
-        for name, row in runs_by_application(self.result).items():
-            table.add(name, *row.values())
-        return table
-
-    @cached_property
-    def counters(self) -> Table:
-        """Return counter, value: preemptions, evictions, swaps, scaling and so on."""
-        return Table(("counter", "value"), [(name, int(value)) for name, value in self.result.counters.items()])
-
-    @cached_property
-    def series(self) -> Table:
-        """Return one row for each sample and endpoint; empty unless the simulation kept a series."""
-        return _series(self.result)
-
-
 RUN_COLUMNS = ("application", "runs", "ended", "abandoned", "due", "in_time", "mean_s", "p50_s", "p95_s")
 """Of application runs: how many began, ended, and were abandoned because a request was refused or failed; how many had a
 deadline, and ended by it; statistics of the completion times, in seconds, of those that ended.
@@ -133,7 +50,7 @@ deadline, and ended by it; statistics of the completion times, in seconds, of th
 
 
 def runs_by_application(
-    result: "Result", from_s: float = -inf, until_s: float = inf
+    result: Result, from_s: float = -inf, until_s: float = inf
 ) -> dict[str, dict[str, int | float | None]]:
     """Return RUN_COLUMNS of the runs that began from *from_s* until *until_s*: of `all` and of each application.
 
@@ -175,7 +92,12 @@ def runs_by_application(
     return rows
 
 
-def latency_s(result: "Result", name: str) -> Floats:
+def run_table(result: Result) -> Table:
+    """Return RUN_COLUMNS for all application runs and for each application; empty without any."""
+    return Table(RUN_COLUMNS, [(name, *row.values()) for name, row in runs_by_application(result).items()])
+
+
+def latency_s(result: Result, name: str) -> Floats:
     """Return the latency called *name* of every request; NaN where there is none."""
     outcomes = result.outcomes
     done = outcomes["state"] == Outcome.DONE
@@ -198,8 +120,10 @@ def statistics(values: Floats) -> tuple[float, ...]:
     return (float(finite.mean()), *(float(value) for value in percentiles), float(finite.max()))
 
 
-def kept(result: "Result", promises: Sequence[Promise]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+def kept(result: Result, promises: Sequence[Promise]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Return (judged, met) by request: whether its class has a promise, and whether all of it was kept."""
+    if not promises:
+        return (np.zeros(result.requests.count, bool),) * 2
     classes = result.requests.slo_class
     judged = np.array([promise.any for promise in promises])[classes]
     met = judged & (result.outcomes["state"] == Outcome.DONE)
@@ -213,14 +137,18 @@ def kept(result: "Result", promises: Sequence[Promise]) -> tuple[npt.NDArray[np.
     return judged, met
 
 
-def _requests(result: "Result", names: ResultNames, promises: Sequence[Promise]) -> Table:
+def request_table(result: Result, tenants: Sequence[str]) -> Table:
+    """Return by, group, measure, statistic, value: counts, latencies (s), attainment and throughput.
+
+    *tenants*: by their number in requests.
+    """
     table = Table(("by", "group", "measure", "statistic", "value"))
-    groups = list(_groups(result, names))
+    groups = list(_groups(result, tenants))
     state = result.outcomes["state"]
     tokens, prompts = result.output_tokens, result.requests.prompt_tokens
     cached = result.counters.get("prefix_queried_tokens", 0) > 0
     duration_s = float(result.end_s - result.requests.arrival_s[0]) if len(state) else 0.0
-    judged, met = kept(result, promises) if promises else (np.zeros(len(state), bool),) * 2
+    judged, met = kept(result, result.cluster.promises)
     for by, group, members in groups:
         done = state[members] == Outcome.DONE
         counts = {"requests": done.size, "done": int(done.sum())}
@@ -253,22 +181,22 @@ def _requests(result: "Result", names: ResultNames, promises: Sequence[Promise])
 Members = npt.NDArray[np.int32] | slice
 
 
-def _groups(result: "Result", names: ResultNames) -> Iterator[tuple[str, str, Members]]:
+def _groups(result: Result, tenants: Sequence[str]) -> Iterator[tuple[str, str, Members]]:
     """Yield one group per model, caller region, SLO class and tenant; with fallbacks, also per requested model and fallback
     rule: (by, name, requests).
     """
-    requests = result.requests
+    requests, cluster = result.requests, result.cluster
     yield "all", "all", slice(None)
     columns: list[tuple[str, npt.NDArray[Any], Sequence[str]]] = [
-        ("model", requests.model, names.models),
-        ("region", requests.region, names.regions),
-        ("slo_class", requests.slo_class, names.slo_classes),
-        ("tenant", requests.tenant, names.tenants),
+        ("model", requests.model, cluster.models),
+        ("region", requests.region, cluster.regions),
+        ("slo_class", requests.slo_class, [one.slo_class for one in cluster.classes]),
+        ("tenant", requests.tenant, tenants),
     ]
     rule, asked = result.outcomes["model_rule"], requests.asked
     if rule.any():  # another model serves than was asked for
         named = np.where(asked < 0, requests.model, asked)
-        columns += [("asked_model", named, names.asked or names.models), ("model_rule", rule, ["none", *ModelRule])]
+        columns += [("asked_model", named, cluster.names), ("model_rule", rule, ["none", *ModelRule])]
     for by, codes, group_names in columns:
         counts = np.bincount(codes, minlength=len(group_names))
         if np.count_nonzero(counts) == 1:
@@ -281,7 +209,8 @@ def _groups(result: "Result", names: ResultNames) -> Iterator[tuple[str, str, Me
                 yield by, group_names[group], order[end - counts[group] : end]
 
 
-def _hours(result: "Result", prices: Mapping[str, Price]) -> Table:
+def hour_table(result: Result) -> Table:
+    """Return by (gpu_type, model), group, measure, value: hours in each state, instance-hours, dollars, spot, waste."""
     table = Table(("by", "group", "measure", "value"))
     hours = result.state_s / 3600
     instances = result.cluster.instances
@@ -289,8 +218,8 @@ def _hours(result: "Result", prices: Mapping[str, Price]) -> Table:
         "gpu_type": [instance.gpu_type for instance in instances],
         "model": [instance.model for instance in instances],
     }
-    on_demand = np.array([prices.get(instance.gpu_type, Price()).on_demand_usd for instance in instances])
-    spot = np.array([prices.get(instance.gpu_type, Price()).spot_usd for instance in instances])
+    on_demand = np.array([instance.usd_per_hour for instance in instances])
+    spot = np.array([instance.spot_usd_per_hour for instance in instances])
     ours = hours.sum(axis=1) - hours[:, UNPAID].sum(axis=1)
     for by, labels in keys.items():
         for group in dict.fromkeys(labels):
@@ -306,7 +235,30 @@ def _hours(result: "Result", prices: Mapping[str, Price]) -> Table:
     return table
 
 
-def _series(result: "Result") -> Table:
+def move_table(result: Result) -> Table:
+    """Return every move of instances that a strategy wanted."""
+    endpoints = result.cluster.endpoints
+    rows = [(one.time_s, *endpoints[one.endpoint], one.wanted, one.done, one.reason) for one in result.moves]
+    return Table(("time_s", "model", "region", "wanted", "done", "reason"), rows)
+
+
+def change_table(result: Result) -> Table:
+    """Return every instance's states, in order of time: starts, drains, reclaims, failures, redeploys."""
+    cluster = result.cluster
+    rows = [
+        (float(time_s), cluster.instances[instance].name, *cluster.endpoints[endpoint], State(after).name.lower())
+        for time_s, instance, endpoint, _, after in result.changes.tolist()
+    ]
+    return Table(("time_s", "instance", "model", "region", "state"), rows)
+
+
+def counter_table(result: Result) -> Table:
+    """Return counter, value: preemptions, evictions, swaps, scaling and so on."""
+    return Table(("counter", "value"), [(name, int(value)) for name, value in result.counters.items()])
+
+
+def series_table(result: Result) -> Table:
+    """Return one row for each sample and endpoint; empty unless the simulation kept a series."""
     table = Table(("t_s", "model", "region", "waiting", "running", "ready", "kv_tokens", "kv_ratio"))
     series = result.series
     if series is None:

@@ -2,6 +2,6 @@
 
 from scheduling.simulation.scenario.file import load_scenario
 from scheduling.simulation.scenario.scenario import Scenario
-from scheduling.simulation.scenario.toml_lines import Key, ScenarioError, wrong_at
+from scheduling.simulation.scenario.toml_lines import ScenarioError, wrong_at
 
-__all__ = ["Key", "Scenario", "ScenarioError", "load_scenario", "wrong_at"]
+__all__ = ["Scenario", "ScenarioError", "load_scenario", "wrong_at"]

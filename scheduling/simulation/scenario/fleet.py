@@ -83,6 +83,33 @@ class SwapGroupOf(ScenarioTable):
     """In each region and for each number, for the weights of sleeping instances."""
 
 
+class Delays(ScenarioTable):
+    """Durations of changes in seconds. Spot and redeploying: SageServe sections 4 and 7.1; the others are our choice."""
+
+    spot_median_s: AtLeast0 = 60.0
+    spot_max_s: AtLeast0 = 300.0
+    start_s: AtLeast0 = 180.0
+    """From an unpaid machine until its weights begin to load."""
+    local_weights_s: AtLeast0 = 600.0
+    remote_weights_s: AtLeast0 = 7200.0
+    sleep_s: AtLeast0 = 3.0
+    wake_s: AtLeast0 = 5.0
+    swap_gpu_s: AtLeast0 = 0.1
+    swap_cpu_s: AtLeast0 = 5.0
+    swap_storage_s: AtLeast0 = 60.0
+    gpu_models: Size = 1
+    """Models whose weights an instance's GPU holds, including the serving one."""
+    cpu_models: Count = 2
+    """Further models whose weights its host memory holds."""
+    repair_s: AtLeast0 = 600.0
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.spot_median_s > self.spot_max_s:
+            raise ValueError(f"spot_median_s ({self.spot_median_s}) is more than spot_max_s ({self.spot_max_s})")
+        return self
+
+
 class Group(ScenarioTable):
     """Equal instances of a model, in each of some regions."""
 
@@ -136,3 +163,8 @@ class Group(ScenarioTable):
         if self.kv_tokens < self.block_size_tokens:
             raise ValueError("kv_tokens must be at least block_size_tokens")
         return self
+
+
+def gpus_as_type(gpu: str, tensor_parallel: int) -> str:
+    """Return the GPUs of one instance as one type, such as `4 x h100-80gb`, by which hours and dollars are counted."""
+    return gpu if tensor_parallel == 1 else f"{tensor_parallel} x {gpu}"

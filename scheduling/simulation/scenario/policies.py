@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, FiniteFloat, create_model, model_validator
 
-from scheduling.applications.prewarming import USUAL_SHARE, Prewarming
+from scheduling.applications.prewarming import USUAL_SHARE, PrewarmBy
 from scheduling.knob import Declared, Policy, knobs, nested
 from scheduling.model_task import Task
 from scheduling.policy import EndpointPolicy
@@ -167,14 +167,14 @@ class Policies(PolicyKeys):
     """Default for models without a bundle; keys given here, in `[scaling]`, `[planner]` or `[forecast]` take precedence."""
     reordering: Reordering = SEARCH
     """Of `qlm`: the global scheduler's search, or a simple rule instead."""
-    prewarming: Prewarming = "hermes"
+    prewarming: PrewarmBy = "hermes"
     """How backends are prewarmed (`applications.prewarming`)."""
     late_runs_last: bool = False
     """Whether `run_deadline` and `run_slack` serve runs that can no longer be in time after all others."""
     prewarm_k: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0.5
     """Least effectiveness of prewarming for an application run (Hermes' K)."""
     prewarm_share: Annotated[FiniteFloat, Field(ge=0, le=1)] = USUAL_SHARE
-    """Most of an instance's time that computing system prompts early may take (`applications.prewarming.PrefillTime`)."""
+    """Most of an instance's time that computing system prompts early may take (`control.system_prompts`)."""
     sweeps: bool = True
     """Whether waiting requests are swept every second: moved to a better endpoint, refused after `max_hold_s`."""
     share_spot: bool = True

@@ -60,10 +60,29 @@ class _Checks:
         shared = {group.sharing.group for group in scenario.fleet if group.sharing is not None}
         for name in scenario.swap_groups.keys() - shared:
             wrong.append((("swap_groups", name), "no group of the fleet shares its GPUs by this name"))
+        self.shared_gpus()
         for origin, targets in scenario.latency_ms.items():
             self.region("latency_ms", origin, name=origin)
             for target in targets:
                 self.region("latency_ms", origin, target, name=target)
+
+    def shared_gpus(self) -> None:
+        """Check the swap groups: their instances have the same GPUs, and one at most has them at the start."""
+        gpus: dict[tuple[str, str], tuple[str, int]] = {}
+        taken: set[tuple[str, str, int]] = set()
+        for number, group in enumerate(self.scenario.fleet):
+            if group.sharing is None:
+                continue
+            asleep = range(group.instances, group.instances + group.asleep)
+            awake = set(range(group.instances + group.asleep + group.spot)) - set(asleep)
+            for place in ((group.sharing.group, region) for region in group.regions):
+                own = group.gpu, group.tensor_parallel
+                if gpus.setdefault(place, own) != own:
+                    self.wrong.append((("fleet", number, "gpu"), f"is not that of all that share GPUs as {place[0]}"))
+                if taken & (places := {(*place, at) for at in awake}):
+                    what = f"another group that shares GPUs as {place[0]} has them at the start: let these be asleep"
+                    self.wrong.append((("fleet", number, "instances"), what))
+                taken |= places
 
     def demand(self, asks: bool) -> None:
         scenario, wrong = self.scenario, self.wrong

@@ -2,21 +2,24 @@
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, FiniteFloat
+from pydantic import Field
 
 from scheduling.bundles import BUNDLES
 from scheduling.model_task import Task
 from scheduling.policy import EndpointPolicy
 from scheduling.simulation.scenario.applications import ApplicationOf, BackendsOf
 from scheduling.simulation.scenario.demand import BurstOf, ClientOf, DemandOf, PredictionsOf, TraceOf
-from scheduling.simulation.scenario.fleet import Gpu, Group, ProfileOf, RegionOf, SwapGroupOf
+from scheduling.simulation.scenario.fleet import Delays, Gpu, Group, ProfileOf, RegionOf, SwapGroupOf
 from scheduling.simulation.scenario.parts import AtLeast0, Count, Positive, ScenarioTable
 from scheduling.simulation.scenario.policies import EndpointOf, ModelOf, Policies, SloClassOf
 from scheduling.simulation.scenario.scaling import CapabilityOf, ForecastOf, PlannerOf, ScalingOf
 from scheduling.simulation.scenario.timed_events import FailureOf, RandomFailures, RedeployOf
+from scheduling.simulation.scenario.toml_lines import Key
 
 BUNDLED: Final = -1
 """Replaces a number of `[[endpoints]]` for values of a bundle."""
+UNSCALED: Final = ScalingOf()
+"""Without `[scaling]` or a bundle, nothing follows these."""
 
 
 class Scenario(ScenarioTable):
@@ -48,8 +51,7 @@ class Scenario(ScenarioTable):
     failures: list[FailureOf] = []
     random_failures: RandomFailures | None = None
     redeploys: list[RedeployOf] = []
-    delays: dict[str, FiniteFloat | int] = {}
-    """Fields of `scheduling.simulation.cluster.description.Delays`."""
+    delays: Delays = Delays()
     demand: DemandOf = DemandOf()
     weighted_targets: dict[str, Annotated[dict[str, AtLeast0], Field(min_length=1)]] = {}
     """Public names that clients and traces may ask for: the weight of each model that serves a share of them."""
@@ -79,7 +81,7 @@ class Scenario(ScenarioTable):
     def scaled(self) -> ScalingOf | None:
         """Return `[scaling]`, or its defaults if a bundle has a strategy; None if nothing scales."""
         bundled = self.policies.bundle or any(one.bundle for one in self.models.values())
-        return self.scaling or (ScalingOf() if bundled else None)
+        return self.scaling or (UNSCALED if bundled else None)
 
     def of_endpoint(self, model: str, region: str) -> list[tuple[int, EndpointOf]]:
         """Return the `[[endpoints]]` that apply to *model* in *region*, with their numbers; the last takes precedence.
@@ -114,16 +116,26 @@ class Scenario(ScenarioTable):
     def _marks(self, model: str, strategy: str) -> dict[str, Any]:
         return dict(self.models[model].marks.get(strategy, {})) if model in self.models else {}
 
+    def at(self, model: str, region: str) -> Any:
+        """Return every key of `[[endpoints]]` for *model* in *region*: of the last that gives it, else of all endpoints."""
+        values: dict[str, Any] = {}
+        for table in (self.scaled or UNSCALED, self.forecast, self.planner):
+            values |= {name: value for name, value in table if name in EndpointOf.model_fields}
+        for _, one in self.of_endpoint(model, region):
+            values |= {name: value for name, value in one if value is not None}
+        return EndpointOf.model_construct(**values)
+
     def policy(self, model: str, region: str) -> EndpointPolicy:
         """Return the policy of the endpoint of *model* in *region*."""
-        table = self.policies
-        for _, one in self.of_endpoint(model, region):
-            given = {name: getattr(one, name) for name in EndpointPolicy.__struct_fields__}
-            table = table.model_copy(update={name: value for name, value in given.items() if value is not None})
-        policy: EndpointPolicy = table.policy()
+        given = self.at(model, region)
+        own = {name: value for name in EndpointPolicy.__struct_fields__ if (value := getattr(given, name)) is not None}
+        policy: EndpointPolicy = self.policies.model_copy(update=own).policy()
         return policy
 
-    def at(self, endpoint: tuple[str, str], name: str, usual: ScenarioTable) -> Any:
-        """Return *name* at *endpoint*: from the last of `[[endpoints]]` that gives it, else from the table *usual*."""
-        given = [value for _, one in self.of_endpoint(*endpoint) if (value := getattr(one, name)) is not None]
-        return given[-1] if given else getattr(usual, name)
+    def strategy_of(self, model: str, region: str) -> tuple[Key, Any]:
+        """Return the table that names the strategy of *model* in *region*, and its key, where anything scales."""
+        for number, one in reversed(self.of_endpoint(model, region)):
+            if one.strategy is not None:
+                bundled = ("models", model, "bundle") if self.models[model].bundle else ("policies", "bundle")
+                return (bundled if number == BUNDLED else ("endpoints", number, "strategy")), one
+        return ("scaling", "strategy"), self.scaling

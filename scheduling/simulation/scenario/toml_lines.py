@@ -16,6 +16,14 @@ class ScenarioError(ValueError):
         self.path, self.line, self.key, self.what = path, line, key, what
 
 
+class ScenarioProblem(ValueError):
+    """A fault at *key* of a scenario, found while it is staged."""
+
+    def __init__(self, key: Key, what: str) -> None:
+        super().__init__(what)
+        self.key = key
+
+
 def wrong_at(path: Path, text: str, key: Key, what: str) -> ScenarioError:
     """Return the error *what* at *key*, with the line of the key or of its nearest parent."""
     lines = _lines(text)

@@ -23,8 +23,7 @@ from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.scenario.applications import MIXED, ApplicationOf, demand_graph
-from scheduling.simulation.staging.demand import longest_tokens
-from scheduling.simulation.staging.problem import ScenarioProblem
+from scheduling.simulation.scenario.toml_lines import ScenarioProblem
 from scheduling.simulation.workload.columns import Coded, Workload
 from scheduling.simulation.workload.edits import merged
 from scheduling.simulation.workload.runs import ApplicationToCome, RunsToCome, RunToCome, alone_s
@@ -146,13 +145,11 @@ def _suite_graph(name: str, served: _Served, count: int, known: str) -> KnownGra
     return _known_graph(name, SUITE[name].backends(served.model), _suite_records(name, count), [served], known)
 
 
-def runs_of(scenario: Scenario, cluster: Cluster, folder: Path, seed: int) -> RunCalls | None:
-    """Return the application runs of *scenario*; files are in *folder*. None without any.
+def runs_of(scenario: Scenario, cluster: Cluster, folder: Path, seed: int) -> RunCalls:
+    """Return the application runs of *scenario*; files are in *folder*.
 
     Raises ScenarioProblem, and TraceError for an invalid trace of arrivals.
     """
-    if not scenario.applications:
-        return None
     return _Drawing(scenario, cluster, folder, seed).drawn()
 
 
@@ -200,7 +197,7 @@ def _expected_runs(scenario: Scenario, table: ApplicationOf) -> float:
 class _Drawing:
     def __init__(self, scenario: Scenario, cluster: Cluster, folder: Path, seed: int) -> None:
         self.scenario, self.cluster, self.folder, self.seed = scenario, cluster, folder, seed
-        self.longest = longest_tokens(scenario)
+        self.longest = dict(zip(cluster.models, cluster.longest_tokens(), strict=True))
         self.applications: list[ApplicationToCome] = []
         self.numbers: dict[str, tuple[int, _Source, dict[str, Backend]]] = {}
         """By name: number, source and units of an application."""

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from scheduling.routing.models import targets
+from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.scenario.demand import ClientOf, LengthsOf, TraceOf
-from scheduling.simulation.staging.problem import ScenarioProblem
+from scheduling.simulation.scenario.toml_lines import ScenarioProblem
 from scheduling.simulation.workload.columns import NO_REQUESTS, Coded, Workload
 from scheduling.simulation.workload.generator import (
     Burst,
@@ -25,11 +26,14 @@ from scheduling.simulation.workload.traces import TraceError, load_trace
 
 PAST_SEED = 1_000_003
 """Added to a seed for the demand before the start."""
+NO_LIMIT = np.iinfo(np.int64).max
 
 
-def demand_of(scenario: Scenario, folder: Path, seed: int, given: Workload | None = None) -> tuple[Workload, int]:
-    """Return the requests and the number of clipped ones: *given*, else of the trace or the clients; files are in
-    *folder*.
+def demand_of(
+    scenario: Scenario, cluster: Cluster, folder: Path, seed: int, given: Workload | None = None
+) -> tuple[Workload, int]:
+    """Return the requests to *cluster* and the number of clipped ones: *given*, else of the trace or the clients; files are
+    in *folder*.
 
     Raises ScenarioProblem, and TraceError for an invalid trace.
     """
@@ -42,7 +46,7 @@ def demand_of(scenario: Scenario, folder: Path, seed: int, given: Workload | Non
         workload = _from_trace(scenario, folder, seed) if scenario.trace else _synthetic(scenario, folder, seed)
     if not len(workload) and not scenario.applications:
         raise ScenarioProblem((table,), "gives no requests")
-    return _fit_context(scenario, _without_output(scenario, _shared(scenario, workload, seed)), table)
+    return _fit_context(scenario, cluster, _without_output(cluster, _shared(scenario, workload, seed)), table)
 
 
 def _shared(scenario: Scenario, workload: Workload, seed: int) -> Workload:
@@ -64,14 +68,14 @@ def _shared(scenario: Scenario, workload: Workload, seed: int) -> Workload:
     return replace(workload, model=Coded(codes, models), asked=named)
 
 
-def _without_output(scenario: Scenario, workload: Workload) -> Workload:
+def _without_output(cluster: Cluster, workload: Workload) -> Workload:
     """Return *workload* with one token of output for each request to a model that pools, which ends its prefill.
 
     Of other models, requests without output are left out: they failed in the original system.
     """
-    if not scenario.pooling:
+    if not cluster.pooling:
         return workload
-    pooled = np.array([name in scenario.pooling for name in workload.model.names], bool)[workload.model.codes]
+    pooled = np.array([name in cluster.pooling for name in workload.model.names], bool)[workload.model.codes]
     kept = pooled | (workload.output_tokens > 0)
     predicted = workload.predicted_tokens
     whole = replace(
@@ -206,7 +210,7 @@ def _named(column: Coded, names: Sequence[str], given: dict[str, str], default: 
     return column._replace(names=ours)
 
 
-def past_of(scenario: Scenario, folder: Path, seed: int) -> Workload:
+def past_of(scenario: Scenario, cluster: Cluster, folder: Path, seed: int) -> Workload:
     """Return the clients' demand in the whole weeks before, at least `history_days`: other draws, without bursts."""
     weeks = ceil(scenario.forecast.history_days / 7)
     quiet = scenario.model_copy(
@@ -216,26 +220,17 @@ def past_of(scenario: Scenario, folder: Path, seed: int) -> Workload:
         }
     )
     past_seed = seed + PAST_SEED
-    workload = _without_output(quiet, _shared(quiet, _synthetic(quiet, folder, past_seed), past_seed))
-    return _fit_context(quiet, workload, "clients")[0]
+    workload = _without_output(cluster, _shared(quiet, _synthetic(quiet, folder, past_seed), past_seed))
+    return _fit_context(quiet, cluster, workload, "clients")[0]
 
 
-def longest_tokens(scenario: Scenario) -> dict[str, int]:
-    """Return the tokens, prompt and output together, that a request of each model may have."""
-    limit = {name: model.context_tokens + model.task.pools for name, model in scenario.models.items()}
-    for group in scenario.fleet:
-        # The last token produced is never computed, so it needs no room.
-        room = group.kv_tokens // group.block_size_tokens * group.block_size_tokens + 1
-        limit[group.model] = min(limit[group.model], room)
-    return limit
-
-
-def _fit_context(scenario: Scenario, workload: Workload, table: str) -> tuple[Workload, int]:
+def _fit_context(scenario: Scenario, cluster: Cluster, workload: Workload, table: str) -> tuple[Workload, int]:
     """Return the workload, with no request longer than its model's context or KV cache, and the number of clipped ones."""
-    limit = longest_tokens(scenario)
     if not len(workload):
         return workload, 0
-    limits = np.array([limit[name] for name in workload.model.names])[workload.model.codes]
+    limit = dict(zip(cluster.models, cluster.longest_tokens(), strict=True))
+    # A model without an instance is refused later.
+    limits = np.array([limit[name] or NO_LIMIT for name in workload.model.names])[workload.model.codes]
     long = workload.prompt_tokens.astype(np.int64) + workload.output_tokens > limits
     count = int(np.count_nonzero(long))
     if not count:

@@ -1,7 +1,6 @@
 """The demand of a scenario as requests to a cluster."""
 
-from collections.abc import Sequence
-from math import inf
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,47 +8,13 @@ from numpy.typing import NDArray
 
 from scheduling.queueing.held import HELD
 from scheduling.queueing.ordering import hold_s
-from scheduling.queueing.promises import ADMIT, ClassTerms
+from scheduling.queueing.promises import ADMIT
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.holding import held_where_held, models_held
-from scheduling.simulation.measures.results import Promise
 from scheduling.simulation.scenario import Scenario
-from scheduling.simulation.scenario.policies import SloClassOf
-from scheduling.simulation.staging.problem import ScenarioProblem
+from scheduling.simulation.scenario.toml_lines import ScenarioProblem
 from scheduling.simulation.workload.columns import Coded, Workload
 from scheduling.simulation.workload.requests import Requests, make_requests
-
-
-def promise_of(one: SloClassOf) -> Promise:
-    """Return the targets of a class, infinity where there is none."""
-    ttft_s, itl_s, e2e_s = (inf if ms is None else ms / 1000 for ms in (one.ttft_ms, one.itl_ms, one.e2e_ms))
-    return Promise(ttft_s, itl_s, e2e_s, inf if one.deadline_s is None else one.deadline_s)
-
-
-def terms_of(scenario: Scenario) -> tuple[ClassTerms, ...]:
-    """The classes of *scenario* as the dispatcher queues requests on them."""
-    terms = []
-    for name, one in scenario.classes.items():
-        promise = promise_of(one)
-        terms.append(
-            ClassTerms(
-                name,
-                one.priority,
-                _finite(promise.ttft_s),
-                _finite(promise.end_s),
-                one.deadline_s,
-                one.kind == "interactive",
-                one.kind == "opportunistic",
-                one.on_reclaim == "end",
-                one.if_unreachable,
-                one.degrades_to or "",
-            )
-        )
-    return tuple(terms)
-
-
-def _finite(seconds: float) -> float | None:
-    return None if seconds == inf else seconds
 
 
 def requests_of(
@@ -59,20 +24,17 @@ def requests_of(
 
     Raises ScenarioProblem.
     """
-    classes = list(scenario.classes)
-    slo_class = _codes(workload.slo_class, classes)
-    of_class = list(scenario.classes.values())
-    priority = np.array([one.priority for one in of_class], np.int32)
-    promised = [promise_of(one) for one in of_class]
-    deadline_s = np.array([each.ttft_s for each in promised])
-    end_s = np.array([each.end_s for each in promised])
-    held_s = np.array([hold_s(each.deadline_s, scenario.policies.max_hold_s) for each in promised])
-    judged = np.array([one.if_unreachable != ADMIT for one in of_class], np.int8)
+    slo_class = _codes(workload.slo_class, list(scenario.classes))
+    judges = any(one.if_unreachable != ADMIT for one in cluster.classes)
 
-    def column(of_classes: NDArray[Any]) -> Any:
+    def column(of_classes: Iterable[float], dtype: type[np.generic] = np.float64) -> Any:
         """By request; one number for all, which takes no memory, where classes are alike and stay so."""
-        return of_classes[slo_class] if judged.any() or np.unique(of_classes).size > 1 else of_classes[0].item()
+        values = np.array(list(of_classes), dtype)
+        return values[slo_class] if judges or np.unique(values).size > 1 else values[0].item()
 
+    held = _held(cluster, workload, slo_class)
+    holds_s = [hold_s(one.deadline_s, cluster.max_hold_s) for one in cluster.promises]
+    prefix_first, prefix_hashes = _prefixes(scenario, workload)
     requests = make_requests(
         workload.arrival_s,
         workload.prompt_tokens,
@@ -82,24 +44,22 @@ def requests_of(
         predicted_tokens=_predicted(scenario, cluster, workload, seed),
         slo_class=slo_class,
         tenant=workload.tenant.codes,
-        priority=column(priority),
-        deadline_s=column(deadline_s),
-        end_s=column(end_s),
-        hold_s=column(held_s),
-        judged=column(judged),
-        held=_held(scenario, cluster, workload, slo_class),
+        priority=column((one.priority for one in cluster.classes), np.int32),
+        deadline_s=column(one.ttft_s for one in cluster.promises),
+        end_s=column(one.end_s for one in cluster.promises),
+        hold_s=column(holds_s),
+        judged=column((one.if_unreachable != ADMIT for one in cluster.classes), np.int8),
+        held=held,
         adapter=_adapters(scenario, workload, seed, run),
         run=-1 if run is None else run,
-        asked=_asked(scenario, workload),
+        asked=_asked(cluster, workload),
     )
-    return _with_prefixes(scenario, workload, requests)
+    return requests._replace(prefix_first=prefix_first, prefix_hashes=prefix_hashes)
 
 
-def _held(
-    scenario: Scenario, cluster: Cluster, workload: Workload, slo_class: NDArray[np.int16]
-) -> NDArray[np.int8] | int:
+def _held(cluster: Cluster, workload: Workload, slo_class: NDArray[np.int16]) -> NDArray[np.int8] | int:
     """Return `Requests.held`: classes not interactive, unless the model's first endpoint takes them at once."""
-    kinds = [held_where_held(terms) for terms in terms_of(scenario)]
+    kinds = [held_where_held(terms) for terms in cluster.classes]
     if not any(kinds):
         return 0
     models = models_held(cluster)
@@ -108,11 +68,12 @@ def _held(
     return np.where(holds[workload.model.codes], held, held & ~HELD).astype(np.int8)
 
 
-def _asked(scenario: Scenario, workload: Workload) -> NDArray[np.int16] | int:
-    """Return `Requests.asked`: numbers of `Scenario.names`."""
+def _asked(cluster: Cluster, workload: Workload) -> NDArray[np.int16] | int:
+    """Return `Requests.asked`."""
     if workload.asked is None:
         return -1
-    numbers = [scenario.names.index(name) if name in scenario.names else -1 for name in workload.asked.names]
+    known = {name: number for number, name in enumerate(cluster.names)}
+    numbers = [known.get(name, -1) for name in workload.asked.names]
     return np.array(numbers, np.int16)[workload.asked.codes]
 
 
@@ -174,14 +135,14 @@ def _codes(column: Coded, names: Sequence[str]) -> np.ndarray[tuple[int, ...], n
     return np.array([list(names).index(name) for name in column.names], np.int16)[column.codes]
 
 
-def _with_prefixes(scenario: Scenario, workload: Workload, requests: Requests) -> Requests:
-    """Return *requests* with the trace's shared prefixes, in blocks of the engines that cache them."""
+def _prefixes(scenario: Scenario, workload: Workload) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return `Requests.prefix_first` and `prefix_hashes`: the trace's, in blocks of the engines that cache them."""
     sizes: dict[int, int] = {}
     for number, group in enumerate(scenario.fleet):
         if group.prefix_caching:
             sizes.setdefault(group.block_size_tokens, number)
     if workload.prefix_first is None or workload.prefix_hashes is None or not sizes:
-        return requests
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
     size, *others = sizes
     for other in others:
         what = f"is {other}, that of another group which caches prefixes {size}: the trace's prefixes need one size"
@@ -198,6 +159,4 @@ def _with_prefixes(scenario: Scenario, workload: Workload, requests: Requests) -
     first = np.concatenate(([0], np.cumsum(blocks))).astype(np.int64)
     within = np.arange(first[-1]) - np.repeat(first[:-1], blocks)
     source = np.repeat(workload.prefix_first[:-1], blocks) + within // per_hash
-    return requests._replace(
-        prefix_first=first, prefix_hashes=workload.prefix_hashes[source] * per_hash + within % per_hash
-    )
+    return first, workload.prefix_hashes[source] * per_hash + within % per_hash

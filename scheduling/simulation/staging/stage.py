@@ -4,27 +4,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.scaling.swapping import LOOK_S
-from scheduling.simulation.cluster.description import Cluster
-from scheduling.simulation.measures.results import Price, Promise, ResultNames
+from scheduling.control.swaps import EVERY_S
+from scheduling.scaling import Assigned, ByEndpoint, Floor, Unified, make_strategy
+from scheduling.simulation.cluster.description import Cluster, EndpointKey, cluster_of
 from scheduling.simulation.result import Result
 from scheduling.simulation.scenario import Scenario, wrong_at
 from scheduling.simulation.scenario.file import text_of
+from scheduling.simulation.scenario.toml_lines import Key, ScenarioProblem
 from scheduling.simulation.simulator import Simulation, TimedEvent
 from scheduling.simulation.staging.applications import joined, runs_of
 from scheduling.simulation.staging.demand import demand_of, past_of
-from scheduling.simulation.staging.fleet import cluster_of, prices_of
-from scheduling.simulation.staging.problem import ScenarioProblem
-from scheduling.simulation.staging.requests import promise_of, requests_of
-from scheduling.simulation.staging.scaling import Scaled, scaled_of
+from scheduling.simulation.staging.requests import requests_of
 from scheduling.simulation.staging.timed_events import timed_events_of
 from scheduling.simulation.state.placing import Fork
-from scheduling.simulation.strategies import Advisor, Control, run_strategy
+from scheduling.simulation.strategies import Advisor, Bounds, Control, run_strategy
 from scheduling.simulation.swapping import Swapping
 from scheduling.simulation.workload.columns import Workload
 from scheduling.simulation.workload.requests import Requests
@@ -46,16 +44,36 @@ class PastDemand(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """A scenario ready to simulate, with the names of its measures."""
+class Scaled:
+    """Arguments of `run_strategy`."""
 
+    settings: dict[EndpointKey, Any]
+    """`Scenario.at` each endpoint."""
+    strategies: dict[EndpointKey, ByEndpoint]
+    bounds: dict[EndpointKey, Bounds]
+    floor: dict[EndpointKey, Floor] | None
+    per_arrival: bool = False
+
+    @property
+    def one(self) -> ByEndpoint | Assigned:
+        """Return all as one strategy. Reactive alone, with equal bounds, decides on every arrival, as in the paper."""
+        first, *others = {id(each): each for each in self.strategies.values()}.values()
+        if others or (isinstance(first, Unified) and len(set(self.bounds.values())) > 1):
+            return Assigned(self.strategies)
+        return first
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A scenario ready to simulate."""
+
+    scenario: Scenario
+    path: Path
+    """Where it was read: files that it names are relative to its folder."""
     cluster: Cluster
     requests: Requests
-    names: ResultNames
-    promises: tuple[Promise, ...]
-    interactive: tuple[bool, ...]
-    """Whether each SLO class is."""
-    prices: dict[str, Price]
+    tenants: list[str]
+    """By their number in requests."""
     left_out: int
     """Requests of the trace that are not simulated: without a prompt or an output, or too long and dropped."""
     clipped: int
@@ -64,7 +82,6 @@ class Stage:
     """None where nothing scales."""
     timed_events: Sequence[TimedEvent]
     seed: int
-    sample_s: float
     until_s: float
     runs: RunsToCome | None = None
     """Application runs that requests belong to; None without any."""
@@ -89,40 +106,33 @@ class Stage:
         progress: Callable[[int, int], None] | None = None,
     ) -> Result:
         """Simulate it. *advisor* makes the plans that strategies follow; ValueError if one does and there is none."""
-        if self.scaled is None:
-            simulation = Simulation(
+        common: dict[str, Any] = {
+            "seed": self.seed,
+            "sample_s": self.scenario.sample_s,
+            "decisions": decisions,
+            "state": self.state,
+            "runs": self.runs,
+        }
+        if self.scaled is not None:
+            return run_strategy(
                 self.cluster,
                 self.requests,
-                seed=self.seed,
-                sample_s=self.sample_s,
-                decisions=decisions,
-                state=self.state,
-                runs=self.runs,
+                self.scaled.one,
+                bounds=self.scaled.bounds,
+                floor=self.scaled.floor,
+                advisor=advisor,
+                until_s=self.until_s,
+                progress=progress,
+                timed_events=self.timed_events,
+                interactive=[one.interactive for one in self.cluster.classes],
+                per_arrival=self.scaled.per_arrival,
+                control=self.control,
+                **common,
             )
-            tick_s = max(1.0, float(self.requests.arrival_s[-1]) / PROGRESS_STEPS)
-            swaps = self.swapping(simulation) if self.cluster.swap_groups() else None
-            return simulation.run(
-                swaps, LOOK_S if swaps else tick_s, self.until_s, progress, timed_events=self.timed_events
-            )
-        return run_strategy(
-            self.cluster,
-            self.requests,
-            self.scaled.one,
-            bounds=self.scaled.bounds,
-            floor=self.scaled.floor,
-            advisor=advisor,
-            seed=self.seed,
-            sample_s=self.sample_s,
-            decisions=decisions,
-            until_s=self.until_s,
-            progress=progress,
-            timed_events=self.timed_events,
-            state=self.state,
-            runs=self.runs,
-            interactive=self.interactive,
-            per_arrival=self.scaled.per_arrival,
-            control=self.control,
-        )
+        simulation = Simulation(self.cluster, self.requests, **common)
+        swaps = self.swapping(simulation) if self.cluster.swap_groups() else None
+        tick_s = EVERY_S if swaps else max(1.0, float(self.requests.arrival_s[-1]) / PROGRESS_STEPS)
+        return simulation.run(swaps, tick_s, self.until_s, progress, timed_events=self.timed_events)
 
 
 SOURCE = Path("scenario")
@@ -136,39 +146,57 @@ def stage(scenario: Scenario, path: Path = SOURCE, seed: int | None = None, work
     trace cannot be read.
     """
     try:
-        return _staged(scenario, path.parent, scenario.seed if seed is None else seed, workload)
+        return _staged(scenario, path, scenario.seed if seed is None else seed, workload)
     except ScenarioProblem as problem:
         raise wrong_at(path, text_of(path), problem.key, str(problem)) from problem
 
 
-def _staged(scenario: Scenario, folder: Path, seed: int, given: Workload | None) -> Stage:
+def _staged(scenario: Scenario, path: Path, seed: int, given: Workload | None) -> Stage:
     cluster = cluster_of(scenario)
-    workload, clipped = demand_of(scenario, folder, seed, given)
-    drawn, run = runs_of(scenario, cluster, folder, seed), None
-    if drawn is not None:
+    workload, clipped = demand_of(scenario, cluster, path.parent, seed, given)
+    drawn, run = None, None
+    if scenario.applications:
+        drawn = runs_of(scenario, cluster, path.parent, seed)
         workload, run = joined(workload, drawn)
     until_s = inf if scenario.until_h is None else 3600 * scenario.until_h
     last_s = min(until_s, float(workload.arrival_s[-1]))
     return Stage(
+        scenario=scenario,
+        path=path,
         cluster=cluster,
         requests=requests_of(scenario, cluster, workload, seed, run),
-        names=ResultNames(
-            cluster.models, cluster.regions, list(scenario.classes), workload.tenant.names, scenario.names
-        ),
-        promises=tuple(promise_of(one) for one in scenario.classes.values()),
-        interactive=tuple(one.kind == "interactive" for one in scenario.classes.values()),
-        prices=prices_of(scenario),
+        tenants=list(workload.tenant.names),
         left_out=workload.left_out,
         clipped=clipped + (drawn.clipped if drawn is not None else 0),
-        scaled=scaled_of(scenario, cluster),
+        scaled=_scaled(scenario, cluster),
         timed_events=timed_events_of(scenario, cluster, seed, last_s),
         seed=seed,
-        sample_s=scenario.sample_s,
         until_s=until_s,
         runs=None if drawn is None else drawn.runs,
     )
 
 
-def past_requests(scenario: Scenario, path: Path, staged: Stage) -> Requests:
+def past_requests(staged: Stage) -> Requests:
     """Return the demand in whole weeks before the start of *staged*, for a forecaster to learn from."""
-    return requests_of(scenario, staged.cluster, past_of(scenario, path.parent, staged.seed), staged.seed)
+    scenario, cluster, seed = staged.scenario, staged.cluster, staged.seed
+    return requests_of(scenario, cluster, past_of(scenario, cluster, staged.path.parent, seed), seed)
+
+
+def _scaled(scenario: Scenario, cluster: Cluster) -> Scaled | None:
+    """Return strategies and bounds; None without scaling. Raise ScenarioProblem if a model's regions follow two."""
+    scaling = scenario.scaled
+    if scaling is None:
+        return None
+    made: dict[Key, ByEndpoint] = {}
+    settings = {key: scenario.at(*key) for key in cluster.endpoints}
+    bounds = {key: Bounds(own.min_instances, own.max_instances) for key, own in settings.items()}
+    floors = {key: Floor(own.floor_above, own.floor_cooldown_s) for key, own in settings.items()}
+    strategies: dict[EndpointKey, ByEndpoint] = {}
+    followed: dict[str, str] = {}
+    for key in cluster.endpoints:
+        where, follows = scenario.strategy_of(*key)
+        strategy = strategies[key] = made.setdefault(where, make_strategy(follows.strategy or "", follows.parameters))
+        if strategy.uses_advice and followed.setdefault(key[0], strategy.name) != strategy.name:
+            what = f"{key[0]} follows plans for {followed[key[0]]} in another region: its regions are planned together"
+            raise ScenarioProblem(where, what)
+    return Scaled(settings, strategies, bounds, floors if scaling.floor else None, scaling.per_arrival)

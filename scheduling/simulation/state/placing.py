@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import uncompiled
+from scheduling.control.reordering import Reordering
 from scheduling.fleet.arrays import MEMORY_SLOTS, index_members, memory_tokens
 from scheduling.fleet.carried import carried
 from scheduling.fleet.profile import Profile
@@ -27,12 +28,12 @@ from scheduling.fleet.state import (
     GroupsState,
     HeldRequest,
     InstanceState,
+    RequestState,
     RunningRequest,
     WaitingRequest,
 )
 from scheduling.lookahead.maps import advance, enter
 from scheduling.queueing.fair_shares import NO_SHARES
-from scheduling.queueing.global_scheduler import GlobalScheduler
 from scheduling.queueing.groups import FREE_GROUPS, KNOWN_CLASSES, NEXT_NUMBER, put_before
 from scheduling.queueing.held import OPPORTUNISTIC
 from scheduling.queueing.ordering import FCFS, ORDERINGS, QLM, engine_priority
@@ -134,12 +135,12 @@ class Fork:
         """Return the slots of the waiting set that it needs, and one for the next request."""
         return 2 + max(len(self.waiting) + len(self.lost), len(self.groups.groups) if self.groups else 0)
 
-    def resume(self, scheduler: GlobalScheduler, places: int) -> None:
-        """Give *scheduler* the memory of the live one; there are *places* for groups."""
+    def resume(self, reordering: Reordering, places: int) -> None:
+        """Give *reordering* the memory of the live one; there are *places* for groups."""
         if self.groups is not None:
             made, in_use = self.groups.tried
-            scheduler.tried, scheduler.tried_s = (made, places - in_use), self.groups.tried_s
-            scheduler.short_instances = {at: one.short for at, one in enumerate(self.endpoints) if one.short}
+            reordering.tried, reordering.tried_s = (made, places - in_use), self.groups.tried_s
+            reordering.short_instances = {at: one.short for at, one in enumerate(self.endpoints) if one.short}
 
 
 def place(world: World, fork: Fork) -> None:
@@ -190,7 +191,7 @@ class _Placing:
                 outcome.attempts = one.attempts
             if world.fallback.size:
                 world.may_fall_back[row] &= one.falls_back
-                world.expected_wait_s[row] = one.expected_wait_s
+                world.expected_wait_s[row] = _expected_wait_s(one)
 
     def _life(self, seen: InstanceState, place: int) -> None:
         fleet, life, sharing = self.world.fleet, self.world.lives.instances[place], self.fork.cluster.instances[place]
@@ -232,6 +233,7 @@ class _Placing:
         ]
         waits = {group: place for seen, place, group in sharing if seen.waits}
         for seen, place, group in sharing:
+            arrays.up_s[place] = seen.up_s
             if seen.leaves and group in waits:
                 world.lives.groups["target"][group] = target = waits[group]
                 note_phase(arrays, place, LEAVES, 0.0)
@@ -474,6 +476,12 @@ class _Placing:
         arrays.free[: free.size] = free
         arrays.counters[FREE_GROUPS], arrays.counters[NEXT_NUMBER] = free.size, groups.next_number
         arrays.counters[KNOWN_CLASSES] = len(groups.classes)
+
+
+def _expected_wait_s(one: RequestState) -> float:
+    """Return the wait of a request as first estimated; 0 while the pace of its model was not known."""
+    estimate = one.waits.estimate if isinstance(one, WaitingRequest) and one.waits is not None else None
+    return 0.0 if estimate is None or estimate.wait is None else estimate.wait.mean_s
 
 
 def _ends_s(seen: InstanceState) -> float:

@@ -36,7 +36,7 @@ class Requests(NamedTuple):
     hold_s: NDArray[np.float64]
     """After arrival, for which it is held while no instance has room (`Cluster.sweeps`); infinity for ever."""
     judged: NDArray[np.int8]
-    """1: its promise is judged at the door (`queueing.promises`)."""
+    """1: its promise is judged when it has to wait (`queueing.promises`)."""
     held: NDArray[np.int8]
     """Of classes that are not interactive: `HELD`, `OPPORTUNISTIC` and `ENDS_ON_RECLAIM`, added; 0 for interactive ones."""
     run: NDArray[np.int32]
@@ -44,7 +44,7 @@ class Requests(NamedTuple):
     adapter: NDArray[np.int32]
     """Number of its LoRA adapter, -1 for none."""
     asked: NDArray[np.int16]
-    """Number of the name that it asked for (`ResultNames.asked`) where a rule chose the model that serves it; else -1."""
+    """Number of the name that it asked for (`Cluster.names`) where a rule chose the model that serves it; else -1."""
     prefix_first: NDArray[np.int64]
     """`prefix_hashes[prefix_first[r]:prefix_first[r + 1]]` stand for the leading full blocks of r's prompt, each for all
     tokens up to its end. Empty when no prompts share a prefix."""

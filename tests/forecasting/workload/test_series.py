@@ -1,5 +1,4 @@
 import math
-from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from forecasting.workload.series import (
     Series,
     aggregate,
     from_trace,
-    group_minutes,
     windows_in_a_day,
     without_partial,
 )
@@ -78,31 +76,6 @@ def test_no_token_of_a_trace_is_lost_but_in_the_last_window(requests, window_s):
         plain[int(at_s // window_s)] += count
     plain = plain[:-1] if len(plain) > 1 else plain
     assert np.allclose(series.tokens_per_s * window_s, plain)
-
-
-def test_groups_share_their_range_and_what_was_measured():
-    at = datetime(2026, 11, 1, tzinfo=UTC)
-    rows = [
-        {"minute": at, "model": "a", "region": "eu", "slo_class": "x", "prompt_tokens": 60, "output_tokens": 6},
-        {"minute": at, "model": "a", "region": "eu", "slo_class": "y", "prompt_tokens": 60, "output_tokens": 0},
-        {"minute": at + timedelta(minutes=1), "model": "b", "region": "eu", "slo_class": "x", "prompt_tokens": 120,
-         "output_tokens": 12},
-        {"minute": at + timedelta(minutes=3), "model": "a", "region": "eu", "slo_class": "x", "prompt_tokens": 240,
-         "output_tokens": 24},
-    ]  # fmt: skip
-    groups = group_minutes(rows, by=("model", "region"))
-    a, b = groups["a", "eu"], groups["b", "eu"]
-    # No group has a row in the third minute: a gap for both. b asked for nothing in the first: a measured zero.
-    assert a["prompt"].tokens_per_s.tolist()[:2] == [2.0, 0.0]
-    assert np.isnan(a["prompt"].tokens_per_s[2])
-    assert np.isnan(b["prompt"].tokens_per_s[2])
-    assert a["output"].tokens_per_s[3] == 0.4
-    assert b["prompt"].tokens_per_s.tolist()[:2] == [0.0, 2.0]
-    assert a["prompt"].start_s == b["output"].start_s == at.timestamp()
-    assert set(group_minutes(rows)) == {("a", "eu", "x"), ("a", "eu", "y"), ("b", "eu", "x")}
-    assert group_minutes([]) == {}
-    with pytest.raises(ValueError, match="more than"):
-        group_minutes([rows[0], rows[0] | {"minute": at.replace(year=4026)}])
 
 
 @given(rates, st.integers(0, 20), st.sampled_from([1, 2, 5, 10]))

@@ -6,7 +6,7 @@ from functools import partial
 import orjson
 from channels.db import database_sync_to_async
 
-from controlplane.gateway.admission.validation import Kind, parse, with_prompt
+from controlplane.gateway.admission.validation import Call, Kind, with_prompt
 from forecasting.lengths import LengthQuery
 
 LONG = "Write a long and friendly letter to the neighbours about the summer party in our street, with the lemon cake."
@@ -41,5 +41,5 @@ async def prediction_of(served):
 def asked(text):
     """Arguments of `predict` for one question."""
     body = {"model": "m", "messages": [{"role": "user", "content": text}]}
-    call = parse(orjson.dumps(body), Kind.CHAT, max_depth=32)
+    call = Call.read(orjson.dumps(body), Kind.CHAT, max_depth=32)
     return LengthQuery("", 5, "m", "acme", "interactive"), partial(with_prompt, call), call.prompt_characters

@@ -9,21 +9,13 @@ from hypothesis import strategies as st
 
 from scheduling.applications.demand_graph import Backend, DemandGraph, RunRecord, ServiceRate, Step
 from scheduling.applications.prewarming import (
-    HERMES,
-    LRU,
-    AdapterPrewarming,
     LikelyCall,
     Warmable,
-    Warmed,
     due,
-    likely_calls,
+    likely_calls_of,
     start_in_s,
 )
 from scheduling.applications.standings import KnownGraph, RunCall, Standings
-from scheduling.applications.system_prompts import PrefillTime
-from scheduling.queueing.waiting_set import allocate_waiting, enqueue
-from scheduling.routing.adapters import IN_MEMORY, NOT_LOADED, ON_GPU, tier_of, use_adapter
-from tests.scheduling.routing.test_adapters import fleet_of
 
 ends_of_units = st.lists(st.floats(0.0, 100.0), min_size=1, max_size=40)
 
@@ -87,30 +79,31 @@ def containers(before, unit, backend):
         yield Warmable("container", backend.name), 0.5
 
 
-def starts_of(known, produced=0, k=0.5, now_s=0.0, needs=adapters, **how):
-    return likely_calls(known, lambda request: produced, needs, k, now_s, **how)
+def starts_of(known, produced=lambda request: 0, k=0.5, now_s=0.0, needs=adapters):
+    (run,) = known.runs.values()
+    return likely_calls_of(run, known.graphs[run.application], produced, needs, k, now_s)
 
 
 def test_the_next_call_of_a_run_is_expected_by_its_graph():
     known = standings()
-    known.come(call(1, "plan"), 0.0)
+    known.arrive(call(1, "plan"), 0.0)
     # 3 of 4 continue, and 2 of 3 have to come later: 1.5 s of prefill, 20 tokens, 2 s of another unit
     (likely,) = starts_of(known)
     assert likely == LikelyCall(Warmable("adapter", 5, 0), pytest.approx(1.5 + 2.0 + 2.0 - 0.1), 0, "write", 1, 0.75)
-    assert starts_of(known, produced=15)[0].start_in_s == pytest.approx(0.5 + 2.0 - 0.1)
+    assert starts_of(known, lambda request: 15)[0].start_in_s == pytest.approx(0.5 + 2.0 - 0.1)
     assert starts_of(known, k=0.8) == []
     known.end(1, 20, 3.0)
     assert starts_of(known, now_s=4.0)[0].start_in_s == pytest.approx(1.0 - 0.1)
     (late,) = starts_of(known, now_s=6.0)  # only the longest are left
     assert late.start_in_s == pytest.approx(3.0 - 0.1)
     assert starts_of(known, now_s=20.0) == []
-    known.come(call(2, "write"), 6.0)
+    known.arrive(call(2, "write"), 6.0)
     assert starts_of(known, now_s=6.0) == []  # a container follows, and nothing else
 
 
 def test_a_container_is_expected_once_the_unit_before_it_ends_and_the_call_after_it_by_its_duration():
     known = standings()
-    known.come(call(1, "plan"), 0.0)
+    known.arrive(call(1, "plan"), 0.0)
     # Every plan leads to a container; half have 20 tokens or more.
     assert starts_of(known, needs=containers) == [
         LikelyCall(Warmable("container", "python"), pytest.approx(1.5 + 2.0 - 0.5), 0, "test")
@@ -119,21 +112,21 @@ def test_a_container_is_expected_once_the_unit_before_it_ends_and_the_call_after
     assert starts_of(known, needs=containers, now_s=3.5) == [], (
         "what follows at once is not to come after half a second"
     )
-    known.come(report(1), 3.5)
+    known.arrive(report(1), 3.5)
     assert starts_of(known, needs=containers, now_s=3.5) == [], "the run's second container comes after more text"
     assert starts_of(known, now_s=4.0) == [], "three of seven containers lead to text"
     (late,) = starts_of(known, k=0.7, now_s=6.5)  # this one takes longer than those that end a run
     assert late.start_in_s == pytest.approx(3.0 - 0.1)
     assert starts_of(known, k=0.6, now_s=6.5)[0].start_in_s == 0.0, "most that lead to text are shorter"
     known.end(-1, 6.0, 9.5)
-    known.come(call(2, "write"), 9.5)
+    known.arrive(call(2, "write"), 9.5)
     (after,) = starts_of(known, needs=containers, now_s=9.5)
     assert after.start_in_s == pytest.approx(1.5 + 5.0 - 0.5)
 
 
 def test_of_a_unit_several_backends_are_needed_and_due_by_kind():
     known = standings()
-    known.come(call(1, "plan"), 0.0)
+    known.arrive(call(1, "plan"), 0.0)
     likely = starts_of(known, needs=lambda *call: [*adapters(*call), *containers(*call)])
     assert {one.target.kind for one in likely} == {"adapter", "container"}
     assert due(likely, "adapter") == []
@@ -143,107 +136,26 @@ def test_of_a_unit_several_backends_are_needed_and_due_by_kind():
 
 def test_a_weightier_tenant_has_less_likely_calls_prewarmed():
     known = standings()
-    known.come(call(1, "plan", weight=2.0), 0.0)
+    known.arrive(call(1, "plan", weight=2.0), 0.0)
     assert len(starts_of(known, k=1.0)) == 1
 
 
 def test_a_call_longer_than_any_recorded_may_end_now():
     known = standings()
-    known.come(call(1, "plan"), 0.0)
-    assert starts_of(known, produced=60)[0].start_in_s == pytest.approx(2.0 - 0.1)
+    known.arrive(call(1, "plan"), 0.0)
+    assert starts_of(known, lambda request: 60)[0].start_in_s == pytest.approx(2.0 - 0.1)
 
 
 def test_a_step_ends_with_the_call_that_has_produced_least():
     known = standings()
     for request in (1, 2):
-        known.come(call(request, "plan"), 0.0)
-    (likely,) = likely_calls(known, {1: 19, 2: 5}.__getitem__, adapters, 0.5, 0.0)
+        known.arrive(call(request, "plan"), 0.0)
+    (likely,) = starts_of(known, {1: 19, 2: 5}.__getitem__)
     assert likely.start_in_s == pytest.approx(1.5 + 2.0 - 0.1)
 
 
 @pytest.mark.parametrize("unit", ["unknown", "plan"])
 def test_what_is_not_known_is_not_expected(unit):
     known = standings()
-    known.come(call(1, unit, adapter=-1 if unit == "plan" else 5), 0.0)
+    known.arrive(call(1, unit, adapter=-1 if unit == "plan" else 5), 0.0)
     assert starts_of(known) == []
-
-
-def waiting_for(*adapters):
-    waiting = allocate_waiting(1, 16)
-    for at, adapter in enumerate(adapters):
-        enqueue(waiting, 0, float(at), float(at), np.inf, 0, 10, 10, -1, -1, -1, adapter)
-    return waiting
-
-
-@pytest.mark.parametrize(("by", "warmed"), [(LRU, []), ("epwq", [2, 1]), (HERMES, [3, 2, 1])])
-def test_who_is_prewarmed(by, warmed):
-    fleet, endpoints = fleet_of(1, 2, 4)
-    likely = [LikelyCall(Warmable("adapter", 3, 0), 0.5), LikelyCall(Warmable("adapter", 4, 0), 30.0)]
-    loaded = AdapterPrewarming().look(fleet, endpoints, waiting_for(1, -1, 2, 1), lambda endpoint: by, likely)
-    assert [each.adapter for each in loaded] == warmed
-    if by != LRU:
-        assert tier_of(fleet, 0, 1) == tier_of(fleet, 0, 2) == ON_GPU, "the first to be used is on the GPU"
-        assert tier_of(fleet, 0, 3) == (IN_MEMORY if by == HERMES else NOT_LOADED)
-
-
-def test_it_goes_where_it_is_nearest_then_where_the_fewest_run():
-    fleet, endpoints = fleet_of(3, 1, 2)
-    fleet.running[:] = 5, 1, 2
-    prewarming, by = AdapterPrewarming(), lambda endpoint: "epwq"
-    assert prewarming.look(fleet, endpoints, waiting_for(7), by) == [Warmed(1, 7, -1, False)]
-    assert prewarming.look(fleet, endpoints, waiting_for(7), by) == []  # it is there
-    use_adapter(fleet, 1, 8, 0)
-    assert tier_of(fleet, 1, 7) == IN_MEMORY
-    assert prewarming.look(fleet, endpoints, waiting_for(7), by) == [Warmed(1, 7, -1, True)]
-    fleet.accepting[1] = 0
-    assert [each.instance for each in prewarming.look(fleet, endpoints, waiting_for(7), by)] == [2]
-
-
-def test_used_and_wasted_ones_are_counted():
-    fleet, endpoints = fleet_of(1, 1, 2)
-    prewarming, by = AdapterPrewarming(), lambda endpoint: "epwq"
-    prewarming.look(fleet, endpoints, waiting_for(1, 2), by)
-    prewarming.use(0, 1)
-    prewarming.use(0, 1)
-    prewarming.look(fleet, endpoints, waiting_for(3, 4), by)
-    prewarming.look(fleet, endpoints, waiting_for(), by)
-    assert dict(prewarming.counts) == {"warmed": 4, "used": 1, "wasted": 1}
-
-
-def test_adapters_in_use_are_not_pushed_out():
-    fleet, endpoints = fleet_of(1, 2, 2)
-    for adapter in (1, 2):
-        use_adapter(fleet, 0, adapter, 1)
-    assert AdapterPrewarming().look(fleet, endpoints, waiting_for(3), lambda endpoint: "epwq") == []
-    assert tier_of(fleet, 0, 1) == tier_of(fleet, 0, 2) == ON_GPU
-
-
-@given(st.lists(st.tuples(st.floats(0, 20), st.floats(0, 5), st.booleans()), max_size=60))
-def test_prompts_take_no_more_than_their_share_of_an_instance(asked):
-    time, now_s, taken_s = PrefillTime(), 0.0, 0.0
-    for prompt, (after_s, takes_s, used) in enumerate(asked):
-        now_s += after_s
-        if time.take(7, prompt, takes_s, 1, 0.05, now_s):
-            assert taken_s < 0.05 * (30.0 + now_s) + 1e-6
-            taken_s += takes_s
-            (time.use if used else time.waste)(7, prompt)
-    assert sum(time.counts.values()) == 2 * time.counts["warmed"]
-    assert time.take(8, 0, 1.5, 1, 0.05, now_s), "another instance has its whole share"
-    assert not time.take(8, 1, 0.1, 1, 0.05, now_s)
-    assert time.take(9, 0, 1.5, 0, 0.05, now_s)
-    assert time.take(9, 1, 0.1, 0, 0.05, now_s), "an idle instance loses nothing"
-    assert not PrefillTime().take(8, 0, 0.1, 0, 0.0, now_s)
-
-
-def test_the_share_of_prompts_follows_their_use():
-    time, warmed = PrefillTime(), []
-    for moment in range(3_000):
-        if time.take(7, moment, 0.1, 1, 0.05, float(moment)):
-            warmed.append(moment)
-            (time.waste if moment < 1_000 else time.use)(7, moment)
-    at_first, tried, again = (
-        sum(begin <= each < end for each in warmed) for begin, end in ((0, 60), (60, 1_000), (2_500, 3_000))
-    )
-    assert at_first <= 6, "those before the first were used"
-    assert 8 <= tried <= 10, "a fiftieth: one in 100 s"
-    assert again == 250, "the whole share"

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,11 +16,8 @@ from scheduling.applications.standings import (
     Reading,
     RunCall,
     Standings,
-    rekey_run,
-    runs_waiting,
 )
-from scheduling.queueing.ordering import HERMES, ORDERINGS, SRPT, Standing, run_key
-from scheduling.queueing.waiting_set import allocate_waiting, enqueue, in_order
+from scheduling.queueing.ordering import HERMES, SRPT, Standing, run_key
 
 RATE = ServiceRate(0.0, 0.0, 1.0)
 UNITS = {name: Backend("llm", "m") for name in ("plan", "work", "check")}
@@ -44,7 +40,7 @@ def test_of_a_run_that_is_always_the_same_all_is_known_after_each_step():
     seen = []
 
     def come(*requests, unit, now_s=0.0):
-        seen.extend(runs.stand(runs.come(call(request, unit), now_s), now_s) for request in requests)
+        seen.extend(runs.refreshed(runs.arrive(call(request, unit), now_s), now_s) for request in requests)
 
     def end(*requests, output):
         for request in requests:
@@ -64,14 +60,14 @@ def test_of_a_run_that_is_always_the_same_all_is_known_after_each_step():
 
 def test_a_step_that_has_gathered_its_calls_has_as_many_as_came():
     runs = standings()
-    run = runs.come(call(0, "work"), 3.0)
-    assert runs.stand(run, 3.0).mean_s == pytest.approx(19.0)
+    run = runs.arrive(call(0, "work"), 3.0)
+    assert runs.refreshed(run, 3.0).mean_s == pytest.approx(19.0)
     assert not runs.is_stale(run, 3.0 + 0.9 * GATHERS_S, lambda _: 0)
     assert runs.is_stale(run, 3.0 + GATHERS_S, lambda _: 0)
-    assert runs.stand(run, 3.0 + GATHERS_S).mean_s == pytest.approx(9.0)
+    assert runs.refreshed(run, 3.0 + GATHERS_S).mean_s == pytest.approx(9.0)
     for request in (1, 2, 3):
-        runs.come(call(request, "work"), 4.0)
-    assert runs.stand(run, 4.0).mean_s == pytest.approx(24.0), "more than ever were: none is to come"
+        runs.arrive(call(request, "work"), 4.0)
+    assert runs.refreshed(run, 4.0).mean_s == pytest.approx(24.0), "more than ever were: none is to come"
     assert not runs.is_stale(run, 4.0 + GATHERS_S, lambda _: 0)
 
 
@@ -81,25 +77,25 @@ def test_service_is_that_of_the_endpoint_that_calls_go_to():
     record = RunRecord((Step("plan", -1, 0, 2), Step("work", 0, 0, 5), Step("run", 1, duration_s=4)))
     runs = Standings({"a": KnownGraph.of(DemandGraph("a", units, [record]), dict.fromkeys(units, RATE))})
     slow = ServiceRate(0.0, 0.0, 2.0)
-    run = runs.come(call(0, "plan")._replace(rate=slow), 0.0)
-    standing = runs.stand(run, 0.0)
+    run = runs.arrive(call(0, "plan")._replace(rate=slow), 0.0)
+    standing = runs.refreshed(run, 0.0)
     assert (standing.mean_s, standing.worst_s) == (2 * 2 + 2 * 5 + 4, 2 * 2 + 2 * 5 + 4)
     runs.end(0, 2, 4.0)
-    standing = runs.stand(runs.come(call(1, "work")._replace(rate=slow), 4.0), 4.0)
+    standing = runs.refreshed(runs.arrive(call(1, "work")._replace(rate=slow), 4.0), 4.0)
     assert (standing.attained_s, standing.mean_s) == (4.0, 14.0)
 
 
 def test_service_is_attained_while_a_call_runs_and_a_rank_is_refreshed_past_a_bucket():
     records = [RunRecord((Step("plan", -1, 1, length),)) for length in (1, 100) for _ in range(10)]
     runs = standings(DemandGraph("a", UNITS, records))
-    run = runs.come(call(0, "plan"), 0.0)
+    run = runs.arrive(call(0, "plan"), 0.0)
     produced = {0: 0}
-    first = runs.stand(run, 0.0, produced.__getitem__)
+    first = runs.refreshed(run, 0.0, produced.__getitem__)
     assert first.rank_s == pytest.approx(2.0, rel=0.3)  # a second of service ends half of such runs
     assert not runs.is_stale(run, 0.0, produced.__getitem__)
     produced[0] = 2
     assert runs.is_stale(run, 0.0, produced.__getitem__)
-    later = runs.stand(run, 0.0, produced.__getitem__)
+    later = runs.refreshed(run, 0.0, produced.__getitem__)
     assert (later.attained_s, later.rank_s) == (2.0, pytest.approx(98.0))
     assert later.worst_s == 98.0
 
@@ -107,49 +103,49 @@ def test_service_is_attained_while_a_call_runs_and_a_rank_is_refreshed_past_a_bu
 def test_a_run_without_a_graph_or_with_an_unknown_unit_needs_what_its_open_calls_are_predicted_to_need():
     for graph, unit in ((None, "plan"), (ALWAYS, "other")):
         runs = standings(graph)
-        run = runs.come(call(0, unit, predicted=7), 0.0)
-        assert runs.stand(run, 1.0)[2:5] == (7.0, 7.0, 7.0)
-        runs.come(call(1, unit, predicted=3), 0.0)
+        run = runs.arrive(call(0, unit, predicted=7), 0.0)
+        assert runs.refreshed(run, 1.0)[2:5] == (7.0, 7.0, 7.0)
+        runs.arrive(call(1, unit, predicted=3), 0.0)
         runs.end(0, 8, 1.0)
-        assert runs.stand(run, 1.0) == Standing(0.0, math.inf, 3.0, 3.0, 3.0, 8.0)
+        assert runs.refreshed(run, 1.0) == Standing(0.0, math.inf, 3.0, 3.0, 3.0, 8.0)
 
 
 def test_a_call_that_fails_teaches_nothing_and_an_oracle_knows_the_whole():
     runs = standings()
-    run = runs.come(call(0, "plan", total_s=50.0, weight=2.0, due_in_s=60.0), 1.0)
-    assert runs.stand(run, 1.0) == Standing(1.0, 61.0, 25.0, 25.0, 50.0, 0.0)
+    run = runs.arrive(call(0, "plan", total_s=50.0, weight=2.0, due_in_s=60.0), 1.0)
+    assert runs.refreshed(run, 1.0) == Standing(1.0, 61.0, 25.0, 25.0, 50.0, 0.0)
     runs.end(0, None, 2.0)
     assert (run.steps, run.attained_s()) == ([], 0.0)
     runs.end(0, None, 2.0)  # of a call that is no longer open
-    assert runs.come(call(5, "plan"), 3.0) is run
-    assert runs.come(call(5, "plan"), 4.0) is run, "it waits again"
+    assert runs.arrive(call(5, "plan"), 3.0) is run
+    assert runs.arrive(call(5, "plan"), 4.0) is run, "it waits again"
     assert len(run.calls) == 1
 
 
 def test_a_run_that_cannot_be_in_time_is_last_once_its_shortest_path_does_not_fit():
     records = [RunRecord((Step("plan", -1, 1, length),)) for length in (10, 30) for _ in range(10)]
     runs = standings(DemandGraph("a", UNITS, records), late_last=True)
-    run, produced = runs.come(call(0, "plan", due_in_s=50.0), 0.0), {0: 0}
-    first = runs.stand(run, 0.0, produced.__getitem__)
+    run, produced = runs.arrive(call(0, "plan", due_in_s=50.0), 0.0), {0: 0}
+    first = runs.refreshed(run, 0.0, produced.__getitem__)
     assert (first.due_s, first.worst_s) == (50.0, 30.0)
     assert not runs.is_stale(run, 40.0, produced.__getitem__)
     assert runs.is_stale(run, 40.5, produced.__getitem__)
-    assert runs.stand(run, 40.5, produced.__getitem__).due_s == 50.0 + LATE_S
+    assert runs.refreshed(run, 40.5, produced.__getitem__).due_s == 50.0 + LATE_S
     assert not runs.is_stale(run, 90.0, produced.__getitem__), "it is late once"
     produced[0] = 9  # it runs, and what it has had is no longer before it
-    later = runs.stand(run, 40.5, produced.__getitem__)
+    later = runs.refreshed(run, 40.5, produced.__getitem__)
     assert (later.due_s, later.worst_s) == (50.0, 21.0)
     run.first = True
-    assert runs.stand(run, 90.0, produced.__getitem__).due_s < 0.0, "an operator has moved it first"
+    assert runs.refreshed(run, 90.0, produced.__getitem__).due_s < 0.0, "an operator has moved it first"
     runs.reading, run.first = Reading(worst=0.2), False
-    last = runs.stand(run, 90.0, produced.__getitem__)
+    last = runs.refreshed(run, 90.0, produced.__getitem__)
     assert (last.due_s, last.worst_s) == (50.0, 1.0), "of a fifth of the walks"
     assert not runs.is_stale(run, 99.0, produced.__getitem__)
 
 
 def test_idle_runs_are_forgotten():
     runs = standings()
-    runs.come(call(0, "plan"), 0.0)
+    runs.arrive(call(0, "plan"), 0.0)
     runs.forget(10 * IDLE_S)
     assert runs.any_open, "a call is open"
     runs.end(0, 2, 10.0)
@@ -170,7 +166,7 @@ def test_whatever_a_run_does_its_standing_is_finite_and_its_service_adds_up(step
     for unit, count, fails in steps:
         opened = range(request, request + count)
         for each in opened:
-            standing = runs.stand(runs.come(call(each, unit), float(request)), float(request))
+            standing = runs.refreshed(runs.arrive(call(each, unit), float(request)), float(request))
             assert all(0.0 <= number < math.inf for number in standing[2:])
             assert standing.attained_s == pytest.approx(total)
         for each in opened:
@@ -185,43 +181,32 @@ def test_a_run_that_is_resumed_from_its_calls_stands_where_it_stood(steps):
     for unit, count, fails in steps:
         opened = range(request, request + count)
         for each in opened:
-            followed.come(call(each, unit, due_in_s=60.0, weight=2.0), now_s)
+            followed.arrive(call(each, unit, due_in_s=60.0, weight=2.0), now_s)
         for each in opened:
             followed.end(each, None if fails else 4, now_s + 1.0)
             past.append(PastCall(unit, now_s, now_s + 1.0, 1, None if fails else 4, RATE))
         request, now_s = request + count, now_s + 1.0
     assert resumed.resume("a", "r", past[::-1]) is not None
     assert resumed.resume("a", "r", past) is None or not any(one.output_tokens for one in past)
-    runs = [each.come(call(999, "plan", due_in_s=60.0, weight=2.0), now_s) for each in (followed, resumed)]
+    runs = [each.arrive(call(999, "plan", due_in_s=60.0, weight=2.0), now_s) for each in (followed, resumed)]
     assert [runs[1].attained_s(), runs[1].steps, runs[1].last, runs[1].visits] == [
         runs[0].attained_s(), runs[0].steps, runs[0].last, runs[0].visits
     ]  # fmt: skip
     runs[1].draws = runs[0].draws  # walks are numbered
-    assert resumed.stand(runs[1], now_s) == followed.stand(runs[0], now_s)
+    assert resumed.refreshed(runs[1], now_s) == followed.refreshed(runs[0], now_s)
 
 
 def test_a_run_with_open_calls_is_resumed_and_one_that_ended_a_step_since_is_not():
     runs = standings()
-    run = runs.come(call(1, "check", due_in_s=60.0, weight=2.0), 50.0)
+    run = runs.arrive(call(1, "check", due_in_s=60.0, weight=2.0), 50.0)
     past = [PastCall("plan", 10.0, 12.0, 1, 2, RATE), PastCall("work", 12.0, 17.0, 1, 5, RATE)]
     resumed = runs.resume("a", "r", past)
-    assert runs.stand(resumed, 50.0).attained_s == 7.0
+    assert runs.refreshed(resumed, 50.0).attained_s == 7.0
     assert (resumed.number, resumed.began_s, resumed.due_s, resumed.weight) == (run.number, 10.0, 70.0, 2.0)
     runs.end(1, 4, 55.0)
     assert resumed.attained_s() == 11.0
     assert runs.resume("a", "r", past) is None
     assert runs.runs["a", "r"] is resumed
-
-
-def test_a_rank_changes_the_keys_of_what_waits_of_its_run_alone():
-    waiting = allocate_waiting(2, 8)
-    for at, (endpoint, run) in enumerate(((0, 1), (0, 2), (0, 1), (1, 1))):
-        enqueue(waiting, endpoint, float(at), float(at), np.inf, 0, 1, 1, -1, -1, run, -1)
-    codes, stretch = np.array([HERMES, ORDERINGS["fcfs"]]), np.array([2.0, 2.0])
-    assert runs_waiting(waiting, np.array([True, False])) == [1, 2]
-    assert rekey_run(waiting, 1, Standing(0.0, math.inf, 5.0, 0.0, 0.0, 0.0), codes, stretch) == 2
-    assert waiting.key[:4].tolist() == [10.0, 1.0, 10.0, 3.0]
-    assert in_order(waiting, 0).tolist() == [1, 0, 2]
 
 
 services = st.floats(0.01, 1e3)

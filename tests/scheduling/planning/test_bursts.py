@@ -11,10 +11,11 @@ from scheduling.planning.bursts import arrival_cv, highest_load_kept, instances_
 from scheduling.planning.capacity import MEASURED, Capability, instances_needed, profile_capability
 from scheduling.planning.places import Deployed, Fleet
 from scheduling.planning.simulated_capability import simulated_capability
+from scheduling.queueing.promises import Promise
 from scheduling.scaling import PlansFor
 from scheduling.simulation.cluster.description import Cluster, InstanceSpec
 from scheduling.simulation.engine.config import EngineConfig
-from scheduling.simulation.measures.results import Promise, kept
+from scheduling.simulation.measures.results import kept
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.generator import Client, LengthsByClass, Lognormal, generate
 from scheduling.simulation.workload.requests import make_requests

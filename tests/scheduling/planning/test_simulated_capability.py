@@ -7,8 +7,9 @@ from controlplane.experiments.shared.scenes import SAGESERVE_MODELS
 from scheduling.planning import simulated_capability as measuring
 from scheduling.planning.bursts import usable_instances
 from scheduling.planning.simulated_capability import simulated_capability
+from scheduling.queueing.promises import Promise
 from scheduling.simulation.cluster.description import Cluster, InstanceSpec
-from scheduling.simulation.measures.results import Promise, kept
+from scheduling.simulation.measures.results import kept
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import make_requests
 

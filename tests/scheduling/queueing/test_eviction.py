@@ -45,7 +45,7 @@ def situation(rows, dues, *, seqs=4, kv=100_000, output=10, limit=2):
 def test_the_one_with_the_least_to_compute_again_leaves_for_what_would_be_late():
     rows = [runs(0), runs(1, emitted=20), runs(2, emitted=300), runs(3)]
     fleet, _, waiting, running, (eviction,) = situation(rows, [2.0])
-    assert eviction.numbers == (1,)
+    assert eviction.rows == (1,)
     assert eviction.lost_tokens == 120
     assert eviction.cost_s == prefill_s(fleet, 0, 120.0)
     # The one that ends first has 100 tokens to come.
@@ -80,13 +80,13 @@ def test_groups_start_when_running_requests_leave_room():
 def test_what_leaves_may_can_wait_longer_and_gains_more_than_it_costs(rows, dues, seqs, kv, output):
     rows = [(number, *row[1:]) for number, row in enumerate(rows)]
     fleet, _, waiting, running, evictions = situation(rows, dues, seqs=seqs, kv=kv, output=output)
-    numbers = [number for eviction in evictions for number in eviction.numbers]
+    numbers = [number for eviction in evictions for number in eviction.rows]
     assert len(set(numbers)) == len(numbers) <= max(1, int(seqs * MOST_SHARE))
     dues_of_all = sorted([*dues, *running.due_s.tolist()])
     for eviction in evictions:
         assert eviction.gain_s > eviction.cost_s >= 0.0
         assert math.isfinite(eviction.gain_s)
-        for number in eviction.numbers:
+        for number in eviction.rows:
             assert running.evictable[number]
             assert running.evictions[number] < 2
             assert running.due_s[number] > dues_of_all[0]
@@ -94,7 +94,7 @@ def test_what_leaves_may_can_wait_longer_and_gains_more_than_it_costs(rows, dues
         # The one that gains first has room once these have left.
         freed = Room(fleet, running, left_s(fleet, running), 0)
         for eviction in evictions:
-            for number in eviction.numbers:
+            for number in eviction.rows:
                 freed.release(number)
         assert freed.sequences > 0
         assert freed.tokens >= int(waiting.prompt_tokens[0]) + output

@@ -2,17 +2,19 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scheduling.control.reordering import AGAIN_S, Reordering
 from scheduling.queueing import global_scheduler
-from scheduling.queueing.global_scheduler import GlobalScheduler, merge, solve
+from scheduling.queueing.global_scheduler import merge, solve
 from scheduling.queueing.reordering.problem import Order, broken_rules
 from scheduling.queueing.snapshot import snapshot
 from scheduling.queueing.swapping.service import due_at
 from scheduling.queueing.virtual_queues import insert_loose
 from scheduling.queueing.waiting_set import allocate_waiting, free_slot, remove
 from scheduling.scaling.floor import floor_move
-from scheduling.scaling.view import Instances, Load, endpoint_view
 from tests.examples import costly
+from tests.scheduling.queueing.still import Still
 from tests.scheduling.queueing.test_groups import ask, fleet_of, living, members, queue_of
+from tests.scheduling.scaling.views import view
 
 MOVES = 2_000
 
@@ -41,7 +43,7 @@ def reversed_answer(seen):
 def test_nothing_waits_nothing_is_asked():
     fleet, endpoints, waiting = queues(2, [])
     assert snapshot(fleet, endpoints, waiting, 0.0) is None
-    assert GlobalScheduler().look(fleet, endpoints, waiting, 0.0) is None
+    assert Reordering(Still(fleet, endpoints, waiting)).snapshot() is None
 
 
 def test_a_snapshot_says_what_waits_where_and_until_when():
@@ -84,26 +86,29 @@ def test_pinned_groups_keep_their_place():
 
 def test_a_second_look_without_change_is_not_taken():
     fleet, endpoints, waiting = queues(1, [0.1] * 6)
-    scheduler = GlobalScheduler(MOVES)
-    assert scheduler.look(fleet, endpoints, waiting, 0.0) is not None
-    assert scheduler.look(fleet, endpoints, waiting, 1.0) is None
-    assert scheduler.look(fleet, endpoints, waiting, scheduler.AGAIN_S) is not None
+    still = Still(fleet, endpoints, waiting)
+    reordering = Reordering(still, moves=MOVES)
+    reordering.act()
+    still.now_s = 1.0
+    assert reordering.snapshot() is None
+    still.now_s = AGAIN_S
+    assert reordering.snapshot() is not None
 
 
 def test_it_says_how_many_instances_are_missing_when_no_order_helps():
     fleet, endpoints, waiting = queues(1, [3.0] * 3, limit=3)
-    scheduler = GlobalScheduler(MOVES)
-    scheduler.look(fleet, endpoints, waiting, 0.0)
-    assert scheduler.short_instances == {}
+    reordering = Reordering(Still(fleet, endpoints, waiting), moves=MOVES)
+    reordering.act()
+    assert reordering.short_instances == {}
     for _ in range(9):
         ask(waiting, due_s=3.0, output=50)
         insert_loose(fleet, endpoints, waiting, 0)
-    scheduler.look(fleet, endpoints, waiting, 0.0)
+    reordering.act()
     # Twelve requests of a second each, one at once: three groups of three are due behind the first.
-    assert scheduler.short_instances[0] >= 2
-    view = endpoint_view("m", "east", Instances(1, 0, 0, 0, 0.0), (1, 9), Load(0.5, 0.5, 12, 0.0), 60.0, 0.0)
-    assert floor_move(0, view) is None
-    wanted = floor_move(0, view._replace(short_instances=scheduler.short_instances[0]))
+    assert reordering.short_instances[0] >= 2
+    one = view(ready=1, waiting=12, min_instances=1, since_change_s=60.0)
+    assert floor_move(0, one) is None
+    wanted = floor_move(0, one._replace(short_instances=reordering.short_instances[0]))
     assert wanted.delta == 1
     assert "no order of the queue is in time without" in wanted.reason
 
@@ -113,8 +118,10 @@ def test_it_says_how_many_instances_are_missing_when_no_order_helps():
 def test_every_group_stays_in_one_queue_and_none_is_lost(count, dues, now_s):
     fleet, endpoints, waiting = queues(count, dues)
     groups = living(waiting)
-    reordered = GlobalScheduler(MOVES).look(fleet, endpoints, waiting, float(now_s))
-    assert reordered is not None
+    reordering = Reordering(Still(fleet, endpoints, waiting, float(now_s)), moves=MOVES)
+    seen = reordering.snapshot()
+    answer = reordering.solve(seen)
+    reordering.merge(seen, answer)
     assert sorted(group for queue in range(count) for group in queue_of(waiting, queue)) == groups
     for queue in range(count):
         for group in queue_of(waiting, queue):
@@ -125,7 +132,7 @@ def test_every_group_stays_in_one_queue_and_none_is_lost(count, dues, now_s):
             backwards.append(group)
             group = int(waiting.groups.groups[group].preceding)
         assert backwards[::-1] == queue_of(waiting, queue)
-    assert reordered.answer.after.objective <= reordered.answer.before.objective
+    assert answer.after.objective <= answer.before.objective
 
 
 def test_after_warming_up_a_look_compiles_nothing():

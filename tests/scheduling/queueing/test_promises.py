@@ -13,7 +13,6 @@ from scheduling.queueing.promises import (
     ClassTerms,
     decide,
     fallbacks,
-    late_s,
 )
 from scheduling.queueing.waits.waiting_time import Wait
 
@@ -34,7 +33,7 @@ def terms(name, if_unreachable=ADMIT, to=""):
     ],
 )
 def test_how_late_a_promise_is(wait, due_s, late):
-    assert late_s(wait, due_s, 0.5) == pytest.approx(late)
+    assert Calibration().late_s(wait, due_s, 0.5) == pytest.approx(late)
 
 
 @pytest.mark.parametrize(

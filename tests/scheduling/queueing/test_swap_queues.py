@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scheduling.control.fleet import SwapGroup
+from scheduling.control.reordering import Reordering
+from scheduling.control.swaps import Swaps, has_groups, slack_s
 from scheduling.fleet.arrays import allocate_endpoints, allocate_fleet, index_members
-from scheduling.queueing.global_scheduler import GlobalScheduler
 from scheduling.queueing.groups import NONE, put_before, put_first
 from scheduling.queueing.reordering.problem import broken_rules
 from scheduling.queueing.snapshot import snapshot
@@ -20,10 +22,10 @@ from scheduling.queueing.virtual_queues import insert_loose, may_balance, pull, 
 from scheduling.queueing.waiting_set import allocate_waiting, enqueue
 from scheduling.queueing.waits.waiting_in_queues import ahead_in_queue
 from scheduling.queueing.waits.waiting_time import EXPECTED_COLUMNS
-from scheduling.scaling.swapping import Holder, Resting, has_groups, swap_by_queue
 from tests.examples import costly
 from tests.kernels import from_python
 from tests.oracles.swap_queues import PlainGpus, PlainGroup, others_before, place, until_up
+from tests.scheduling.queueing.still import Still
 from tests.scheduling.queueing.test_groups import living, queue_of
 
 place_in_shared = from_python(place_in_shared)
@@ -34,7 +36,7 @@ LOAD_S = {0: 1.5, 1: 2.0, 2: 3.5}
 SWAP_S = {0: 2.0, 1: 2.5, 2: 4.0}
 """From the first model."""
 SHARED = {model: Swap(SLEEP_S[model], LOAD_S[model]) for model in range(MODELS)}
-AWAKE = Holder("a", True, False, 5.0)
+BUSY = SwapGroup("gpus", SWAP_S, awake=0, is_ready=True, ready_s=5.0, in_progress=False, target=NONE)
 
 
 class Shared:
@@ -106,11 +108,11 @@ class Shared:
     def models(self, queue=0):
         return [int(self.arrays.groups[group].endpoint) for group in queue_of(self.waiting, queue)]
 
-    def look(self, serves, holder=AWAKE, now_s=0.0, rest=(0, 1, 2)):
-        def resting(endpoint):
-            return Resting(endpoint, "b", f"m{endpoint}", 7, SWAP_S[endpoint]) if endpoint in rest else None
-
-        return swap_by_queue(self.fleet, self.waiting, 0, serves, holder, resting, now_s)
+    def swap_to(self, now_s=0.0, runs=1, **group):
+        """Return what is swapped to while the one that is awake runs a request, and has been ready for 5 s."""
+        group = BUSY._replace(**group)
+        self.fleet.running[group.awake] = runs
+        return next(Swaps(Still(self.fleet, self.endpoints, self.waiting, now_s, [group])).wanted(), None)
 
 
 drawn_groups = st.lists(
@@ -243,8 +245,7 @@ def test_the_solver_counts_swaps_and_loses_no_request(drawn, awake, now_s):
     kind = int(seen.problem.queue_type[list(seen.queues).index(0)]) if 0 in seen.queues else None
     if kind is not None:
         assert seen.problem.swap_s[kind].tolist() == list(LOAD_S.values())
-    reordered = GlobalScheduler(2_000).look(shared.fleet, shared.endpoints, shared.waiting, float(now_s))
-    assert reordered is not None
+    Reordering(Still(shared.fleet, shared.endpoints, shared.waiting, float(now_s)), moves=2_000).act()
     stand = [*queue_of(shared.waiting, 0), *queue_of(shared.waiting, MODELS)]
     assert sorted(stand) == groups
     assert set(shared.models(MODELS)) <= {0}, "the other instance serves the first model alone"
@@ -259,8 +260,9 @@ def test_the_awake_instance_pulls_its_model_and_otherwise_waits_for_the_swap():
     own = shared.put(0, 60.0)
     assert pull(shared.fleet, shared.endpoints, shared.waiting, 0, 0.0) == (-1, -1)
     assert not may_balance(shared.fleet, shared.endpoints, shared.waiting, 0)
-    assert shared.look(0) is None, "it is busy and was ready 5 s ago: ten times the swap are not over"
+    assert shared.swap_to() is None, "it is busy and was ready 5 s ago: ten times the swap are not over"
     assert queue_of(shared.waiting, 0)[0] == own
+    shared.fleet.running[0] = 0
     assert pull(shared.fleet, shared.endpoints, shared.waiting, 0, 0.0)[1] == 0
     shared.wake(1)
     put_first(shared.arrays, 0, 1)
@@ -269,56 +271,59 @@ def test_the_awake_instance_pulls_its_model_and_otherwise_waits_for_the_swap():
 
 class TestRule:
     def test_nothing_waits(self):
-        assert Shared().look(0) is None
+        assert Shared().swap_to() is None
 
     def test_it_serves_what_is_first(self):
         shared = Shared()
         shared.put(0, 5.0)
-        assert shared.look(0) is None
+        assert shared.swap_to() is None
 
     def test_an_idle_model_gives_way(self):
         shared = Shared()
         shared.put(2, 5.0)
-        assert shared.look(0, Holder("a", True, True, 0.0)) == (2, "7 requests wait for m2, and a is idle.")
+        assert shared.swap_to(runs=0, ready_s=0.0) == (2, "1 requests wait for m2, and a is idle.")
 
     def test_a_model_past_its_time_gives_way(self):
         shared = Shared()
         shared.put(1, 5.0)
         shared.put(0, 60.0)
-        assert shared.look(0, Holder("a", True, False, 31.0))[0] == 1
+        assert shared.swap_to(ready_s=31.0)[0] == 1
         assert shared.models() == [1, 0], "it is given nothing more"
 
     def test_a_busy_model_stays_while_the_others_have_time_for_one_more_stay(self):
         shared = Shared()
         shared.put(1, 60.0)
         shared.put(1, 60.0)  # each takes a second, the swap 2.5, a stay 25
-        assert shared.look(0, Holder("a", True, False, 99.0), now_s=30.0) is None
-        assert shared.look(0, Holder("a", True, False, 99.0), now_s=31.0)[0] == 1
+        last_s = slack_s(Still(shared.fleet, shared.endpoints, shared.waiting), 0, 0) - 25.0
+        runs_s = shared.drain_s(0, 1)
+        assert last_s == pytest.approx(60.0 - 2 * 1.02 - 2.5 - 25.0, abs=0.1)
+        assert shared.swap_to(last_s - runs_s - 0.01, ready_s=99.0) is None
+        assert shared.swap_to(last_s - runs_s + 0.01, ready_s=99.0)[0] == 1
 
     def test_no_instance_is_awake(self):
         shared = Shared(NONE)
         shared.put(1, 5.0)
-        assert shared.look(NONE, None) == (1, "7 requests wait for m1, and nothing has the GPUs.")
+        assert shared.swap_to(awake=NONE) == (1, "1 requests wait for m1, and nothing has the GPUs.")
 
     def test_a_starting_model_is_served_first(self):
         shared = Shared(NONE)
         shared.put(1, 5.0)
         shared.put(2, 60.0)
-        assert shared.look(2, Holder("c", False, False, 0.0)) is None
+        assert shared.swap_to(awake=2, is_ready=False) is None
         assert shared.models() == [2, 1]
 
     def test_what_no_instance_at_rest_serves_is_put_back(self):
         shared = Shared()
         shared.put(1, 5.0)
         shared.put(0, 60.0)
-        assert shared.look(0, Holder("a", True, False, 99.0), rest=(2,)) is None
+        assert shared.swap_to(ready_s=99.0, at_rest={2: SWAP_S[2]}) is None
         assert shared.models() == [0, 1]
 
     def test_a_pin_is_an_order(self):
         shared = Shared()
         shared.put(1, 5.0, pinned=True)
         shared.put(0, 60.0)
-        assert shared.look(0) == (1, "An operator wants group 0 of m1 served first.")
+        assert shared.swap_to() == (1, "An operator wants group 0 of m1 served first.")
 
 
 def test_one_that_failed_leaves_the_queue_and_its_groups_with_it():
@@ -409,14 +414,13 @@ def test_kept_gpus_are_given_away_by_neither_an_order_nor_a_swap():
     seen = snapshot(pair.fleet, pair.endpoints, pair.waiting, 0.0)
     assert broken_rules(seen.problem, seen.previous), "it stands where it would not be served"
 
-    def resting(endpoint):
-        return Resting(1, "b", "slow", 1, 2.5) if endpoint == 1 else None
-
-    assert swap_by_queue(pair.fleet, pair.waiting, 0, 0, AWAKE, resting, 59.0) is None
+    still = Still(pair.fleet, pair.endpoints, pair.waiting, 59.0, [BUSY._replace(at_rest={1: 2.5}, ready_s=99.0)])
+    assert not list(Swaps(still).wanted())
     pair.fleet.running[0] = 2
     assert pair.kept() == frozenset()
-    assert swap_by_queue(pair.fleet, pair.waiting, 0, 0, Holder("a", True, True, 99.0), resting, 59.0) is not None
+    assert list(Swaps(still).wanted())
     pair.fleet.running[0] = 8
-    reordered = GlobalScheduler().look(pair.fleet, pair.endpoints, pair.waiting, 0.0)
-    assert reordered.moved == 1, "though nobody was late"
+    reordering = Reordering(Still(pair.fleet, pair.endpoints, pair.waiting))
+    reordering.act()
+    assert reordering.reordered == 1, "though nobody was late"
     assert not queue_of(pair.waiting, 0)

@@ -22,6 +22,8 @@ from scheduling.queueing.waits.waiting_time import (
 )
 from tests.oracles import waiting_time as reference
 
+KEY = ("m", "chat")
+
 PROFILE = Profile(0.02, 0.01, 5e-5, 0.0, 0.02, 1e-4, 1e-7)
 tokens = st.floats(1.0, 5000.0)
 deviations = st.floats(0.0, 3.0)
@@ -173,11 +175,11 @@ def test_overrun_of_exponential_and_of_equal_outputs():
 
 def test_history_learns_means_and_widens_what_few_requests_say():
     history = History()
-    assert history.lengths("m") == UNKNOWN
+    assert history.lengths(KEY) == UNKNOWN
     random = np.random.default_rng(0)
     for output in random.lognormal(5.0, 0.5, 3000):
-        history.learn("m", 100, int(output), 0.0)
-    known = history.lengths("m")
+        history.learn(KEY, 100, int(output), 0.0)
+    known = history.lengths(KEY)
     assert known.prompt_mean == pytest.approx(100.0)
     assert known.output_mean == pytest.approx(math.exp(5.125), rel=0.1)
     assert known.error < 0.05 * known.output_mean
@@ -189,13 +191,13 @@ def test_predictions_are_used_where_they_err_less_than_the_mean():
     good, bad = History(), History()
     random = np.random.default_rng(1)
     for output in random.lognormal(5.0, 0.8, 2000):
-        good.learn("m", 10, int(output), output / 2)  # half of what comes, always
-        bad.learn("m", 10, int(output), float(random.lognormal(5.0, 0.8)))
-    mean, variance, _ = good.expected("m", 400.0)
+        good.learn(KEY, 10, int(output), output / 2)  # half of what comes, always
+        bad.learn(KEY, 10, int(output), float(random.lognormal(5.0, 0.8)))
+    mean, variance, _ = good.expected(KEY, 400.0)
     assert mean == pytest.approx(800.0, rel=0.02)
     assert variance < 100.0
-    assert bad.expected("m", 400.0)[0] == pytest.approx(bad.lengths("m").output_mean)
-    assert History().expected("m", 70.0) == (70.0, 4900.0, 70.0)
+    assert bad.expected(KEY, 400.0)[0] == pytest.approx(bad.lengths(KEY).output_mean)
+    assert History().expected(KEY, 70.0) == (70.0, 4900.0, 70.0)
 
 
 @given(st.floats(0.2, 8.0), st.integers(0, 2**32 - 1))

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.fleet.profile import Profile
-from scheduling.lookahead.maps import add, allocate, finish, token
 from scheduling.lookahead.rule import LookAheadRule
 from scheduling.policy import EndpointPolicy
 from scheduling.routing.regions import filled
@@ -18,12 +17,10 @@ from scheduling.scaling.reactive import reactive_move
 from scheduling.simulation.cluster.description import Cluster, Delays, InstanceSpec
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.engine.lookahead import memory_held, project_engine
-from scheduling.simulation.engine.reference import EngineConfig, EngineRequest
+from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.strategies import Bounds, Control, Demand, run_strategy
 from scheduling.simulation.workload.requests import make_requests
-from tests.oracles.lookahead import projected_tokens
-from tests.oracles.single_instance import serve
 from tests.scheduling.fleets import as_arrays, plain_fleets
 from tests.scheduling.scaling.views import view
 
@@ -61,42 +58,6 @@ class Fixed:
 
 
 # The look-ahead figures
-
-
-@given(st.integers(0, 10_000), st.floats(0.3, 20))
-def test_the_outlook_is_that_of_a_map_fed_token_by_token(seed, at_s):
-    random = np.random.default_rng(seed)
-    count = 12
-    arrival_s = np.cumsum(random.exponential(0.3, count))
-    prompt, output = random.integers(1, 300, count), random.integers(1, 150, count)
-    predicted = random.integers(1, 150, count)
-    engine = replace(ENGINE, max_num_seqs=count, kv_blocks=10_000)
-    simulation = Simulation(
-        Cluster([InstanceSpec("m", "r", engine)]),
-        make_requests(arrival_s, prompt, output, predicted_tokens=predicted),
-    )
-    simulation.advance(at_s)
-    projected = np.zeros(100, np.int64)
-    lines = np.zeros((2, 101), np.int64)
-    project_engine(simulation.world.engines, 0, lines[0], lines[1], projected)
-
-    timelines = serve(
-        engine,
-        [EngineRequest(str(n), int(prompt[n]), int(output[n]), arrival_s=float(arrival_s[n])) for n in range(count)],
-    )
-    tokens = sorted((s, n, at) for n in range(count) for at, s in enumerate(timelines[str(n)].tokens_s))
-    ahead, slots = allocate(1, count), {}
-    for now_s in sorted({s for s, _, _ in tokens if s < at_s}):
-        # Those that decode first: a request that joins at the end of this iteration begins from there.
-        together = [(at == 0, n, at) for s, n, at in tokens if s == now_s]
-        for first, n, at in sorted(together):
-            if first:
-                slots[n] = add(ahead, 0, int(prompt[n]), int(predicted[n]), 0)
-            else:
-                token(ahead, slots[n], 1)
-            if at + 1 == output[n]:
-                finish(ahead, slots[n])
-    assert projected.tolist() == projected_tokens(ahead, 0, 100).tolist()
 
 
 @given(st.integers(0, 10_000), st.floats(0.3, 20))
@@ -219,7 +180,6 @@ def test_demand_is_that_of_the_minute_behind():
     assert seen.seen(120.0).tolist() == [15 / 60, 0]
     assert seen.seen(205.0).tolist() == [0, 15 / 60]
     assert seen.seen(5.0).tolist() == [3, 0]
-    assert seen.windows(100.0).tolist() == [[0.45, 0.0], [0.0, 0.0]]
 
 
 def test_moves_are_carried_out_and_recorded():

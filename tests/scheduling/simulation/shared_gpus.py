@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from scheduling.control.swaps import EVERY_S
 from scheduling.fleet.profile import Profile
-from scheduling.scaling.swapping import LOOK_S
 from scheduling.simulation.cluster.description import Sharing
 from scheduling.simulation.cluster.world import Outcome, State
 from scheduling.simulation.simulator import Simulation
@@ -43,7 +43,7 @@ def simulated(per_s, slo_s, *, seed, by_queue=True, ordering="qlm", alternating=
         for name, state in (("a", State.READY), ("b", State.ASLEEP))
     ]
     simulation = Simulation(cluster(*specs, ordering=ordering, sweeps=True, swap_by_queue=by_queue), requests)
-    result = simulation.run(Swapping(simulation), LOOK_S, until_s=4 * FOR_S)
+    result = simulation.run(Swapping(simulation), EVERY_S, until_s=4 * FOR_S)
     done = result.outcomes["state"] == Outcome.DONE
     assert done.all(), "somebody was lost"
     return result.outcomes, result.outcomes["ttft_s"] <= deadline_s, int(result.counters["swaps"])

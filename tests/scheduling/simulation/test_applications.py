@@ -86,7 +86,7 @@ def test_runs_of_a_scenario_are_simulated_and_measured(tmp_path):
     made = staged(tmp_path, tables, head)
     assert made.runs is not None
     assert [each.name for each in made.runs.applications] == ["KBQAV", "two"]
-    assert sorted(made.names.tenants) == ["applications", "applications 1", "applications 2", "applications 3", "t"]
+    assert sorted(made.tenants) == ["applications", "applications 1", "applications 2", "applications 3", "t"]
     assert made.runs.applications[1].units["write"].name == "m"
     result = made.run()
     rows = runs_by_application(result)

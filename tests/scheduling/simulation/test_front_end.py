@@ -7,10 +7,9 @@ import pytest
 
 from scheduling.fleet.front_end import FrontEnd
 from scheduling.fleet.profile import Profile
-from scheduling.simulation.cluster.description import Cluster, InstanceSpec
+from scheduling.simulation.cluster.description import NO_LIMITS, Cluster, InstanceSpec
 from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.simulator import Simulation
-from scheduling.simulation.staging.fleet import NO_LIMITS
 from scheduling.simulation.workload.requests import make_requests
 
 H100 = Profile(0.0176, 0.012, 20.7e-6, 0.62e-9, 6.38e-3, 17.8e-6, 3.14e-8)

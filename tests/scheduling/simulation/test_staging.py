@@ -11,7 +11,7 @@ from scheduling.lookahead.rule import LookAheadRule
 from scheduling.routing.models import Fallback
 from scheduling.scaling import Floor
 from scheduling.simulation.cluster.world import Outcome, State
-from scheduling.simulation.measures.results import Measures, Price
+from scheduling.simulation.measures.results import request_table
 from scheduling.simulation.scenario import ScenarioError, load_scenario
 from scheduling.simulation.scenario.file import check_scenario
 from scheduling.simulation.simulator import Simulation
@@ -95,7 +95,7 @@ def test_instances_that_share_their_gpus(tmp_path: Path) -> None:
     made = staged(tmp_path, RIGHT.replace("kv_tokens = 16000\n", SHARED))
     groups = made.cluster.swap_groups()
     assert groups == ["pair-east-1", "pair-east-2", "pair-west-1", "pair-west-2"]
-    assert made.cluster.swap_memory_bytes == dict.fromkeys(groups, 4e9)
+    assert {spec.sharing.memory_bytes for spec in made.cluster.instances} == {4e9}
     simulation = Simulation(made.cluster, made.requests)
     lives = simulation.world.lives.instances
     assert lives["swap_group"].tolist() == [0, 1, 2, 3] * 2
@@ -119,9 +119,24 @@ def test_models_on_the_same_gpus_are_swapped_on_demand(tmp_path: Path, scaled: b
     assert run.counters["swaps"] > 2
 
 
-def test_swap_groups_without_members(tmp_path: Path) -> None:
-    with pytest.raises(ScenarioError, match="no group of the fleet shares its GPUs by this name"):
-        staged(tmp_path, RIGHT + "[swap_groups.pair]\ncpu_memory_gb = 4\n")
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "asleep = 2",
+            "spot = 2",
+            r"fleet\[1\].instances: another group that shares GPUs as pair has them at the start",
+        ),
+        ('gpu = "g"\ninstances = 0', 'gpu = "h"\ninstances = 0', r"fleet\[1\].gpu: is not that of all that share GPUs"),
+        ("[swap_groups.pair]", "[swap_groups.other]", "no group of the fleet shares its GPUs by this name"),
+    ],
+)
+def test_swap_groups_that_make_no_sense(tmp_path: Path, old: str, new: str, message: str) -> None:
+    text = RIGHT.replace("kv_tokens = 16000\n", SHARED).replace("[gpus.g]", "[gpus.h]\n[gpus.g]")
+    profile = text[text.index("[[profiles]]") : text.index("[[fleet]]")]
+    assert old in text
+    with pytest.raises(ScenarioError, match=message):
+        staged(tmp_path, text.replace(old, new) + profile.replace('"g"', '"h"').replace('"m"', '"other"'))
 
 
 OF_ALL = ("[classes.iw]", "[policies]\nbundle = 'PreServe'\n[classes.iw]")
@@ -142,7 +157,7 @@ def test_a_bundle_gives_every_policy_of_its_models(tmp_path: Path, given: list[t
         assert made.scaled is not None
         assert made.scaled.strategies[key].name == "preserve"
         assert made.scaled.bounds[key] == Bounds(1, 4)
-        assert scenario.at(key, "forecaster", scenario.forecast) == "mlstm"
+        assert scenario.at(*key).forecaster == "mlstm"
 
 
 def test_keys_given_with_a_bundle_override_it(tmp_path: Path) -> None:
@@ -174,10 +189,10 @@ def test_the_fleet(tmp_path: Path) -> None:
     assert states == 2 * [State.READY, State.READY, State.SPOT, State.EMPTY]
     assert made.cluster.endpoints == [("m", "east"), ("m", "west")]
     assert {spec.gpu_type for spec in made.cluster.instances} == {"2 x g"}
-    assert made.prices == {"2 x g": Price(4.0, 0.0)}
-    assert made.cluster.latencies().tolist() == [[0.0, 0.06], [0.06, 0.0]]
+    assert {spec.usd_per_hour for spec in made.cluster.instances} == {4.0}
+    assert made.cluster.latency_s.tolist() == [[0.0, 0.06], [0.06, 0.0]]
     assert made.cluster.instances[0].engine.kv_blocks == 1000
-    assert made.promises[0].ttft_s == 0.5
+    assert made.cluster.promises[0].ttft_s == 0.5
 
 
 def test_synthetic_requests(tmp_path: Path) -> None:
@@ -205,7 +220,7 @@ def test_a_trace(tmp_path: Path) -> None:
     assert made.requests.arrival_s.tolist() == [0.0, 4.0]
     assert made.requests.region.tolist() == [1, 1]
     assert made.left_out == 1
-    assert made.names.tenants == ["trace"]
+    assert made.tenants == ["trace"]
 
 
 def test_a_trace_of_prompts_alone(tmp_path: Path) -> None:
@@ -262,7 +277,7 @@ def test_models_of_a_trace_must_have_a_name_here(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match=r"the trace's model 'ChatGPT' is none of m, n"):
         staged(tmp_path, more + trace)
     made = staged(tmp_path, more + trace + 'model = "n"\nmodels = { GPT-4 = "m" }\n')
-    assert [made.names.models[code] for code in made.requests.model] == ["n", "m", "m"]
+    assert [made.cluster.models[code] for code in made.requests.model] == ["n", "m", "m"]
 
 
 def test_prefixes_become_blocks_of_the_engine(tmp_path: Path) -> None:
@@ -295,7 +310,7 @@ def test_prefixes_need_one_block_size_that_divides_the_traces(tmp_path: Path, si
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("[delays]\nspot_minutes = 1\n", r"delays.spot_minutes: is no delay; there is spot_median_s"),
+        ("[delays]\nspot_minutes = 1\n", r"delays.spot_minutes: is not a key here; there is spot_median_s"),
         ("[delays]\nspot_max_s = 1\n", r"delays: spot_median_s \(60.0\) is more than spot_max_s"),
         ("[policies.batching]\nmode = 'dynamic'\n", r"policies.batching: max_batch_size must be at least 1"),
     ],
@@ -369,7 +384,7 @@ def test_requests_for_a_public_name_are_shared_by_weight(tmp_path: Path) -> None
     made = staged(tmp_path, text)
     share = float(np.mean(np.array(made.cluster.models)[made.requests.model] == "n"))
     assert made.requests.count > 1000
-    counted = Measures(made.run(), made.names).requests.rows
+    counted = request_table(made.run(), made.tenants).rows
     asked = {(by, group): value for by, group, name, _, value in counted if name == "requests" and by != "tenant"}
     assert asked["asked_model", "chat"] == asked["model_rule", "weights"] == asked["all", "all"]
     assert asked["model", "n"] == round(share * made.requests.count)
@@ -395,7 +410,7 @@ def test_a_model_has_a_fallback_and_its_contradictions_are_named(tmp_path: Path)
     result = made.run()
     counted = {
         (by, group): value
-        for by, group, name, _, value in Measures(result, made.names).requests.rows
+        for by, group, name, _, value in request_table(result, made.tenants).rows
         if name == "requests"
     }
     assert counted["asked_model", "m"] == made.requests.count

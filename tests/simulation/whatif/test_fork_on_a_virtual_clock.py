@@ -3,7 +3,6 @@
 Both run on virtual clocks, so that the answer is the same on every machine.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -38,7 +37,7 @@ from scheduling.simulation.scenario import Scenario
 from tests.examples import at_night_but
 from tests.gateway.rows import make_model, make_rows
 from tests.simulation.whatif.rows import as_it_went
-from tests.simulation.whatif.virtual_fleet import BLOCK_TOKENS, DrawnRequest, VirtualFleet
+from tests.simulation.whatif.virtual_fleet import BLOCK_TOKENS, DrawnRequest, RowsFleet
 
 AFTER_S, LONG_S = 180.0, 600.0
 INSTANCES, SEQUENCES = 3, 4
@@ -99,7 +98,7 @@ def simulate(start: Start) -> Result:
 class Both:
     """What the fleet did after the fork, and what the simulation of it did."""
 
-    live: VirtualFleet
+    live: RowsFleet
     rows: list[LedgerRow]
     result: Result
     held: list[int]
@@ -145,17 +144,17 @@ def fork_and_continue(
     spare: float = 0.0,
     prompts: bool = False,
     named: bool = False,
-    before_fork: Callable[[VirtualFleet], None] | None = None,
+    before_fork: Callable[[RowsFleet], None] | None = None,
 ) -> Both:
     """Run the fleet of the rows, fork it at *at_s*, and run *after_s* more of both."""
-    live, asked = VirtualFleet("m", ROUND_TRIP_S, count_s), requests(at_s + after_s, per_s, longest, spare)
+    live, asked = RowsFleet("m", ROUND_TRIP_S, count_s), requests(at_s + after_s, per_s, longest, spare)
     asked = alike(asked, at_s) if prompts else asked
     if named:
         asked = [
             replace(each, name="chat", model="mmn"[at // 2 % 3]) if at % 2 else each for at, each in enumerate(asked)
         ]
     before = [each for each in asked if each.arrived_s < at_s]
-    live.run(before, at_s)
+    live.let_come(before, at_s)
     if before_fork is not None:
         before_fork(live)
     seen = live.seen()
@@ -163,7 +162,7 @@ def fork_and_continue(
     start = Start.model_validate_json(fork_of(seen, after_s).model_dump_json())
     assert start.state is not None
     assert hashes.isdisjoint(prompt.recorded for prompt in start.state.prompts), "no hash of a prompt is stored"
-    live.run(asked[len(before) :])
+    live.let_come(asked[len(before) :])
     live.write_ledger()
     result = simulate(as_it_went(start, after_s))
     held = sorted(int(one.request_id[1:]) for one in start.state.requests)
@@ -234,17 +233,19 @@ def test_a_fork_has_runs_in_progress_where_they_stood(db, ordering, per_s):
         )
         for at, each in enumerate(requests(at_s, per_s))
     ]
-    live = VirtualFleet("m", ROUND_TRIP_S)
+    live = RowsFleet("m", ROUND_TRIP_S)
     records = [RunRecord((Step("request", -1, 100, int(length)),)) for length in random.choice([20, 60, 400], 40)]
     graph = KnownGraph.of(DemandGraph("a0", {"request": Backend("llm", "m")}, records), {"request": ServiceRate()})
     live.dispatcher.runs.graphs[live.tenant.pk, "a0"] = graph
-    live.run(asked, at_s)
+    live.let_come(asked, at_s)
     start = Start.model_validate_json(fork_of(live.seen(), AFTER_S).model_dump_json())
     assert start.state is not None
     waiting = {int(one.request_id[1:]): one for one in start.state.waiting}
     assert len(waiting) > (30 if per_s < 5 else 300)
 
-    live.run([DrawnRequest(at_s + AFTER_S - 1.0, "east", "interactive", 20, 5, 5)])  # a simulation needs one that comes
+    live.let_come(
+        [DrawnRequest(at_s + AFTER_S - 1.0, "east", "interactive", 20, 5, 5)]
+    )  # a simulation needs one that comes
     live.write_ledger()
     result = simulate(as_it_went(start, AFTER_S))
     both = Both(
@@ -286,7 +287,7 @@ def test_a_fork_has_the_prefix_caches_of_the_fleet(db, ordering, kv_events):
     Instance.objects.update(kv_capacity_tokens=16 * 1024)
     hits: list[int] = []
 
-    def note(live: VirtualFleet) -> None:
+    def note(live: RowsFleet) -> None:
         hits.append(sum(engine.prefix_hit_tokens_total for engine in live.engines))
 
     both = fork_and_continue(at_s=133.77, per_s=2.5, prompts=True, before_fork=note)
@@ -320,9 +321,8 @@ def test_a_fork_has_fallbacks_and_weights_as_the_fleet(db, wait_s):
     rules = [str(RULES[one["model_rule"]] or "") for one in both.outcomes]
     live = [row.model_rule for row in both.rows]
     assert {"weights", "unavailable"} <= set(live)
-    if wait_s is not None:  # by estimates, which begin anew in a fork
-        counts = [Counter(each) for each in (live, rules)]
-        assert counts[1]["wait"] == pytest.approx(counts[0]["wait"], rel=0.3)
+    if wait_s is not None:  # a fleet learns from a wait as it ends, a simulation once a second
+        assert sum(one != other for one, other in zip(rules, live, strict=True)) < 0.02 * len(live)
         return
     assert rules == live
     assert [row[1:] for row in simulation] == [row[1:] for row in fleet]
@@ -355,7 +355,7 @@ def test_a_fork_has_the_donated_instances_and_what_runs_there(db, reclaimed):
     np.testing.assert_allclose([row[0] for row in simulation], [row[0] for row in fleet], atol=1e-5)
     lent = [number for _, number, slot in fleet if slot == both.live.slot_of[LENT]]
     assert len(lent) > 20
-    classes = {both.live.courses[number].asked.slo_class for number in lent}
+    classes = {both.live.courses[number].submit.slo_class for number in lent}
     assert classes == {"flexible", "spare"} | ({"interactive"} if reclaimed else set())
     assert (both.result.counters["spot_evicted"] > 0) == reclaimed
     assert (both.result.counters["spot_served"] > 20) != reclaimed
@@ -384,4 +384,4 @@ def test_tokens_that_are_counted_ten_times_a_second_hardly_matter(db, routing, o
     Instance.objects.update(kv_capacity_tokens=16 * 1024)
     both = fork_and_continue(count_s=COUNT_S)
     for percentile in (50, 95):
-        assert abs(both.ttft_off(percentile)) < 0.1
+        assert abs(both.ttft_off(percentile)) < 0.12

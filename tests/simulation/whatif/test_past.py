@@ -1,7 +1,6 @@
 """A what-if's planners know what was asked in the hour before it begins."""
 
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -61,7 +60,7 @@ def first_forecast(past, **forecast):
     )
     start = Start.model_validate(scenario | {"past": past})
     staged = stage_start(start, Scenario.model_validate(start.scenario), 1)
-    planner = planner_of(Scenario.model_validate(start.scenario), Path("scenario"), staged)
+    planner = planner_of(staged)
     staged.run(advisor=planner)
     plan = planner.made[0]
     assert plan.inputs.demand.start_s == 0.0

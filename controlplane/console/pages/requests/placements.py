@@ -11,14 +11,6 @@ from controlplane.console.formats import NONE, count, duration, fixed, milliseco
 from controlplane.console.live import held_work
 from controlplane.gateway.models import LedgerRow, Outcome
 
-POLICY_WHY = {
-    "round_robin": "the next in rotation that has room",
-    "least_request": "the fewest running requests among those with room",
-    "minimum_use": "the lowest use of KV cache among those with room",
-    "join_shortest_queue": "the fewest tokens still to process among those with room",
-    "preserve": "the least load, now and in the KV cache soon to come, among those with room",
-    "least_delay": "the least delay for this request and those that run there, among those with room",
-}
 PART_TITLES = {
     "requests": "Requests",
     "kv_use": "KV use",
@@ -62,18 +54,6 @@ def seconds(value: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    instance: str
-    chosen: bool
-    room: str  # yes, no, or why it took nothing
-    running: int | None
-    remaining_tokens: int | None
-    kv_tokens: int | None
-    score: str
-    parts: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Predicted:
     """The length that was predicted, against the one that came, in tokens."""
 
@@ -107,8 +87,8 @@ class Step:
     """One entry of the trace. *columns* are the titles of the parts that its candidates have."""
 
     entry: Mapping[str, Any]
-    why: str = ""
-    candidates: tuple[Candidate, ...] = ()
+    why: str = ""  # why it was released
+    candidates: Sequence[Mapping[str, Any]] = ()
     columns: tuple[str, ...] = ()
     held: str = ""  # how long the queue manager held it
 
@@ -121,25 +101,20 @@ def step(entry: Mapping[str, Any]) -> Step:
     if released := entry.get("released"):
         why = f"{held_work.reason(released['why'], released['use'])}, with priority {released['priority']}"
         return Step(entry, why, held=duration(released["held_s"]))
-    seen = [dict(candidate) for candidate in entry.get("seen") or ()]
-    policy = entry.get("policy", "")
-    why = POLICY_WHY.get(policy, "")
+    seen, policy = entry.get("seen") or (), entry.get("policy", "")
     names = list(dict.fromkeys(name for candidate in seen for name in candidate.get("parts") or {}))
-    candidates = tuple(
-        Candidate(
-            instance=candidate["instance"],
-            chosen=candidate["instance"] == entry.get("instance"),
-            room=_room(candidate),
-            running=candidate.get("running"),
-            remaining_tokens=candidate.get("remaining_tokens"),
-            kv_tokens=candidate.get("kv_tokens"),
-            score=_score(policy, candidate.get("score"), names),
-            parts=tuple(_part(name, candidate.get("parts") or {}) for name in names),
-        )
+    candidates = [
+        dict(candidate)
+        | {
+            "chosen": candidate["instance"] == entry.get("instance"),
+            "room": _room(candidate),
+            "score": _score(policy, candidate.get("score"), names),
+            "parts": [_part(name, candidate.get("parts") or {}) for name in names],
+        }
         for candidate in seen
-    )
+    ]
     columns = tuple(PART_TITLES.get(name, name.replace("_", " ").capitalize()) for name in names)
-    return Step(entry, why, candidates, columns)
+    return Step(entry, candidates=candidates, columns=columns)
 
 
 def _room(candidate: Mapping[str, Any]) -> str:

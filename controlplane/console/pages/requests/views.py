@@ -12,6 +12,7 @@ from controlplane.console.formats import milliseconds
 from controlplane.console.lists import list_view, viewer_of
 from controlplane.console.pages.requests import placements
 from controlplane.fleet.models import SloClass
+from controlplane.gateway.explanation import trace_of
 from controlplane.gateway.models import LedgerRow
 from controlplane.resources.requests import REQUESTS, visible_requests
 
@@ -38,7 +39,7 @@ def request_detail(request: HttpRequest, pk: int) -> HttpResponse:
         "row": row,
         "slo": slo,
         "phases": phases,
-        "trace": placements.steps(row.trace) if may(request, Role.VIEWER) else [],
+        "trace": placements.steps(trace_of(row)) if may(request, Role.VIEWER) else [],
         "against_slo": against_slo(row, slo),
         "not_judged": placements.why_not_judged(row),
         "predicted": placements.predicted(row),

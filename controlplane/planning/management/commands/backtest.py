@@ -2,18 +2,20 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db.models import Max, Min
 from rich.console import Console
 
 from controlplane.gateway.models import MinuteRow
 from controlplane.gateway.selectors import OWN_REGION
-from controlplane.planning.forecasts.demand import ASKED
+from controlplane.planning.forecasts import demand
 from controlplane.planning.models import Quantity
 from controlplane.terminal import Column, console, progress, table
 from forecasting.workload import BEST, FORECASTERS, backtest, unavailable_reason
@@ -23,7 +25,6 @@ from forecasting.workload.series import (
     Series,
     aggregate,
     from_trace,
-    group_minutes,
     without_partial,
 )
 from scheduling.simulation.workload.traces import FORMATS, SERVEGEN_BIN_S, UNITS, TraceError, load_trace
@@ -80,11 +81,11 @@ class Command(BaseCommand):
             raise CommandError(" ".join(left_out.values()), returncode=2)
         forecasters = [name for name in options["forecasters"] or FORECASTERS if name not in left_out]
         try:
-            source, demand = read(options)
+            source, of_source = read(options)
         except TraceError as error:
             raise CommandError(str(error)) from error
         with progress(quiet=options["json"]) as report:
-            rows, judged = judge(demand, list(dict.fromkeys(forecasters)), horizon, options["fit_days"], report)
+            rows, judged = judge(of_source, list(dict.fromkeys(forecasters)), horizon, options["fit_days"], report)
         about = {
             "source": source,
             "window_s": window_s,
@@ -166,25 +167,23 @@ def read_servegen(path: Path, window_s: float) -> dict[str, Series]:
 
 
 def read_ledger(window_s: float, model: str = "") -> Source:
-    """Read demand of every model and caller region from the ledger's minute rows.
+    """Read demand of every model and caller region as it is forecast: of the interactive classes.
 
     Raises CommandError if the ledger has no minute of *model* (empty: of any).
     """
-    names = ("minute", "model", "region", "prompt_tokens", "output_tokens")
-    asked = MinuteRow.objects.order_by().annotate(
-        own=OWN_REGION, prompt=ASKED[Quantity.PROMPT], output=ASKED[Quantity.OUTPUT]
-    )
-    columns = asked.values_list("minute", "model", "own", "prompt", "output")
-    rows: Iterable[Mapping[str, Any]] = (dict(zip(names, values, strict=True)) for values in columns.iterator())
-    groups = group_minutes(rows, by=("model", "region"))
-    if not groups:
+    rows = MinuteRow.objects.order_by()
+    span = rows.aggregate(first=Min("minute"), last=Max("minute"))
+    if span["first"] is None:
         raise CommandError("The ledger holds no minute yet: name a file, or come back when requests were served.")
+    places = sorted(set(rows.annotate(own=OWN_REGION).values_list("model", "own")))
+    known = demand.read(span["first"], span["last"] + timedelta(seconds=demand.MINUTE_S), int(window_s), places)
     series = {
-        " ".join(part for part in key if part): {
-            quantity: aggregate(one, window_s) for quantity, one in groups[key].items()
+        " ".join(filter(None, place)): {
+            str(each): Series(known.start.timestamp(), window_s, known.of(place, each), f"{' '.join(place)} {each}")
+            for each in Quantity
         }
-        for key in sorted(groups)
-        if not model or key[0] == model
+        for place in places
+        if model in ("", place[0]) and np.nansum(known.requests[place])
     }
     if not series:
         raise CommandError(f"The ledger holds no minute of {model}.")
@@ -207,13 +206,13 @@ def split(series: Series, name: str, fit_days: float | None = None) -> tuple[int
 
 
 def judge(
-    demand: Mapping[str, Mapping[str, Series]],
+    of_source: Mapping[str, Mapping[str, Series]],
     forecasters: Sequence[str],
     horizon: int,
     fit_days: float | None,
     report: Callable[[str, int, int], None],
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Judge *forecasters* on every series of *demand*, *horizon* windows ahead.
+    """Judge *forecasters* on every series of *of_source*, *horizon* windows ahead.
 
     Return a row of `forecasting.workload.backtest` per forecaster, and the windows fitted, judged and missing per series,
     all with `series` and `quantity`. *report* is called with (step, windows done, all windows of the step). Raises
@@ -221,7 +220,7 @@ def judge(
     """
     rows: list[dict[str, Any]] = []
     judged: list[dict[str, Any]] = []
-    for name, pair in demand.items():
+    for name, pair in of_source.items():
         for quantity in Quantity.values:
             series = without_partial(pair[quantity])
             fit, test = split(series, name, fit_days)

@@ -235,7 +235,7 @@ def bounds_of(values: Values, model: str, region: str) -> tuple[int, int]:
 
 
 def instance_names(values: Values) -> dict[tuple[str, str], list[str]]:
-    """Return names of initially ready instances, by model and region, as in `staging.fleet`."""
+    """Return names of initially ready instances, by model and region, as in `cluster.description`."""
     names: dict[tuple[str, str], list[str]] = {}
     for group, region, own, _ in names_by_group(values):
         names.setdefault((group["model"], region), []).extend(own)

@@ -9,7 +9,7 @@ from typing import Any
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Instance, Node
 from controlplane.simulation.whatif.changes.supply import names_by_group
-from scheduling.simulation.staging.fleet import gpus_as_type
+from scheduling.simulation.scenario.fleet import gpus_as_type
 
 FIRST = (InstanceState.READY, InstanceState.DRAINING)
 """As a fork gives its places out: these before what starts, and what sleeps last."""

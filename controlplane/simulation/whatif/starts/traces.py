@@ -18,8 +18,8 @@ from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.simulation.whatif.models import TraceFile
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.scenario.demand import TraceOf
+from scheduling.simulation.scenario.toml_lines import ScenarioProblem
 from scheduling.simulation.staging.demand import named_workload
-from scheduling.simulation.staging.problem import ScenarioProblem
 from scheduling.simulation.workload.columns import Workload
 from scheduling.simulation.workload.traces import FORMATS, UNITS, load_trace, unit_of
 from scheduling.table_files import TraceError

@@ -1,7 +1,6 @@
 """What a dispatch round trip costs in a simulation, and what requests ahead win back of it."""
 
 import numpy as np
-import pytest
 
 from scheduling.fleet.profile import Profile
 from scheduling.simulation.cluster.world import Outcome
@@ -59,9 +58,3 @@ def test_strict_order_is_that_of_keys_and_requests_ahead_change_nothing_of_the_o
     """All arrive at once: dispatch uses the same keys with a strict order and with requests ahead."""
     strict, ahead = (run(0.1, limit, "ssjf")[0].decisions["request"].tolist() for limit in (0, None))
     assert strict == ahead
-
-
-@pytest.mark.parametrize("wrong", [{"dispatch_round_trip_ms": -1.0}, {"requests_ahead_limit": -1}])
-def test_what_makes_no_sense_is_refused(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        cluster(instance(engine=ENGINE), **wrong)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scheduling.queueing.promises import Promise
 from scheduling.simulation.cluster.world import CHANGE, Outcome, State
 from scheduling.simulation.measures.columns import (
     MAX_TIMES,
@@ -17,10 +18,8 @@ from scheduling.simulation.measures.columns import (
     over_time,
     paid_s,
 )
-from scheduling.simulation.measures.results import Price, Promise
-from tests.scheduling.simulation.measures.test_results import FOUR, NAMES, result
+from tests.scheduling.simulation.measures.test_results import CLASSES, FOUR, result
 
-PRICES = {"h100": Price(3.6), "2 x a100": Price(7.2)}
 PROMISES = [Promise(ttft_s=1.5), Promise()]
 UNPAID = (State.EMPTY, State.SPOT, State.LOST)
 
@@ -84,7 +83,7 @@ def test_paid_time_is_all_but_empty_and_lent_out(instances, one, other):
 def test_columns_of_four_requests():
     counted = {"all": Counted(0.0, 4.0), "first": Counted(0.0, 1.0), "class": Counted(0.0, 4.0, frozenset({0}))}
     waits = series([0.0, 2.0, 4.0, 6.0], [[1, 0], [2, 3], [0, 1], [9, 9]])
-    rows = columns(result(FOUR, changes=changes([]), series=waits), PROMISES, PRICES, counted)
+    rows = columns(result(FOUR, PROMISES, changes=changes([]), series=waits), counted)
     every, first, of_class = rows["all"], rows["first"], rows["class"]
     # Of class 0 the first is in time, the third late, the fourth failed; class 1 is promised nothing.
     assert (every["requests"], every["judged"], every["missed"]) == (4, 3, 2)
@@ -92,8 +91,8 @@ def test_columns_of_four_requests():
     assert every["ttft_p50_ms"] == 1000.0
     assert every["ttft_p95_ms"] == pytest.approx(np.percentile([500, 1000, 2000], 95), abs=1e-3)
     # The first instance was ready, the second empty for most of the time: its state then is EMPTY.
-    assert every["cost_usd"] == pytest.approx(4 * 3.6 / 3600, abs=1e-4)
-    assert every["cost_usd_per_h"] == 3.6
+    assert every["cost_usd"] == pytest.approx(4 * 4.0 / 3600, abs=1e-4)
+    assert every["cost_usd_per_h"] == 4.0
     assert every["queue_peak"] == 5
     assert every["goodput_tokens_per_s"] == (5 + 1) / 4
     assert (first["requests"], first["queue_peak"], first["slo_met"]) == (1, 1, 1.0)
@@ -101,7 +100,7 @@ def test_columns_of_four_requests():
 
 
 def test_without_requests_nothing_is_measured():
-    row = columns(result(FOUR, changes=changes([])), PROMISES, PRICES, {"none": Counted(50.0, 60.0)})["none"]
+    row = columns(result(FOUR, PROMISES, changes=changes([])), {"none": Counted(50.0, 60.0)})["none"]
     assert (row["requests"], row["slo_met"], row["ttft_p99_ms"], row["queue_peak"]) == (0, None, None, None)
 
 
@@ -112,8 +111,8 @@ def test_latency_over_time_is_of_the_requests_that_arrived_in_each_part(ttft_s):
     ]
     made = result(outcomes)
     counted = Counted(0.0, 4.0)
-    curves = latency_over_time(made, NAMES.slo_classes, counted)
-    for number, name in enumerate(NAMES.slo_classes):
+    curves = latency_over_time(made, counted)
+    for number, name in enumerate(one.slo_class for one in CLASSES):
         own = np.flatnonzero((made.requests.slo_class == number) & [one is not None for one in ttft_s])
         expected = [None] * MAX_TIMES
         for at in range(MAX_TIMES):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from scheduling.fleet.profile import Profile
+from scheduling.queueing.promises import ClassTerms, Promise
 from scheduling.simulation.cluster.description import Cluster, InstanceSpec
 from scheduling.simulation.cluster.world import OUTCOME, Outcome, State
 from scheduling.simulation.engine.config import EngineConfig
@@ -13,30 +14,34 @@ from scheduling.simulation.measures.results import (
     LATENCIES,
     PERCENTILES,
     STATISTICS,
-    Measures,
-    Price,
-    Promise,
-    ResultNames,
+    counter_table,
+    hour_table,
     latency_s,
+    request_table,
+    series_table,
     statistics,
 )
 from scheduling.simulation.result import Result
 from scheduling.simulation.workload.requests import make_requests
 
 ENGINE = EngineConfig(8, 512, 16, 100, "fcfs", 1000, Profile(0.0, 0.01, 1e-4, 0.0, 0.01, 0.0, 0.0))
-NAMES = ResultNames(["llama", "bloom"], ["east", "west"], ["iw", "niw"], ["acme", "globex"])
+TENANTS = ["acme", "globex"]
+CLASSES = [ClassTerms("iw"), ClassTerms("niw")]
 
 
-def result(outcomes: list[tuple], **values) -> Result:
+def result(outcomes: list[tuple], promises=(), **values) -> Result:
     """Return one request for each (ttft, e2e, queue, preemptions, state)."""
     records = np.zeros(len(outcomes), OUTCOME)
     for record, (ttft_s, e2e_s, queue_s, preemptions, state) in zip(records, outcomes, strict=True):
         record["ttft_s"], record["e2e_s"], record["queue_s"] = ttft_s, e2e_s, queue_s
         record["preemptions"], record["state"] = preemptions, state
     cluster = Cluster(
-        [InstanceSpec("llama", "east", ENGINE, "h100"), InstanceSpec("bloom", "west", ENGINE, "2 x a100")],
-        models=NAMES.models,
-        regions=NAMES.regions,
+        [
+            InstanceSpec("llama", "east", ENGINE, "h100", usd_per_hour=4.0, spot_usd_per_hour=1.0),
+            InstanceSpec("bloom", "west", ENGINE, "2 x a100", usd_per_hour=2.0),
+        ],
+        classes=CLASSES,
+        promises=promises,
     )
     state_s = np.zeros((2, len(State)))
     state_s[0, [State.READY, State.SPOT, State.LOADING]] = 3600, 1800, 900
@@ -71,6 +76,15 @@ FOUR = [
 ]
 
 
+def select(table, **wanted) -> list[dict]:
+    return [row for row in table.as_dicts() if wanted.items() <= row.items()]
+
+
+def value(table, **wanted):
+    (row,) = select(table, **wanted)
+    return row["value"]
+
+
 def test_latencies_are_what_they_are_called() -> None:
     four = result(FOUR)
     assert latency_s(four, "ttft").tolist()[:3] == [0.5, 1.0, 2.0]
@@ -80,45 +94,47 @@ def test_latencies_are_what_they_are_called() -> None:
 
 
 def test_requests_by_group() -> None:
-    table = Measures(result(FOUR), NAMES).requests
-    assert table.value(by="all", measure="requests") == 4
-    assert table.value(by="all", measure="done") == 3
-    assert table.value(by="model", group="bloom", measure="done") == 1
-    assert table.value(by="region", group="west", measure="requests") == 2
-    assert table.value(by="model", group="llama", measure="preemptions") == 2
-    assert table.value(by="all", measure="ttft_s", statistic="p50") == 1.0
-    assert table.value(by="slo_class", group="iw", measure="e2e_s", statistic="max") == 4.0
-    assert table.value(by="region", group="west", measure="ttft_s", statistic="mean") == 1.0
-    assert table.value(by="all", measure="throughput", statistic="requests_per_s") == pytest.approx(0.3)
-    assert table.value(by="model", group="bloom", measure="throughput", statistic="output_tokens_per_s") == 1.1
-    assert not table.select(group="globex").rows  # asked for nothing
-    assert not table.select(measure="slo_attainment").rows  # nothing was promised
-    assert len(table.select(by="all").rows) == 5 + len(LATENCIES) * len(STATISTICS)
+    table = request_table(result(FOUR), TENANTS)
+    assert value(table, by="all", measure="requests") == 4
+    assert value(table, by="all", measure="done") == 3
+    assert value(table, by="model", group="bloom", measure="done") == 1
+    assert value(table, by="region", group="west", measure="requests") == 2
+    assert value(table, by="model", group="llama", measure="preemptions") == 2
+    assert value(table, by="all", measure="ttft_s", statistic="p50") == 1.0
+    assert value(table, by="slo_class", group="iw", measure="e2e_s", statistic="max") == 4.0
+    assert value(table, by="region", group="west", measure="ttft_s", statistic="mean") == 1.0
+    assert value(table, by="all", measure="throughput", statistic="requests_per_s") == pytest.approx(0.3)
+    assert value(table, by="model", group="bloom", measure="throughput", statistic="output_tokens_per_s") == 1.1
+    assert not select(table, group="globex")  # asked for nothing
+    assert not select(table, measure="slo_attainment")  # nothing was promised
+    assert len(select(table, by="all")) == 5 + len(LATENCIES) * len(STATISTICS)
 
 
 def test_promises_are_kept_by_those_that_end_in_time() -> None:
     promises = [Promise(ttft_s=1.5, itl_s=0.5), Promise()]
-    table = Measures(result(FOUR), NAMES, promises).requests
+    table = request_table(result(FOUR, promises), TENANTS)
     # Three of the class: the first keeps both, the third is late, the fourth failed.
-    assert table.value(by="slo_class", group="iw", measure="slo_attainment") == pytest.approx(1 / 3)
-    assert table.value(by="all", measure="slo_attainment") == pytest.approx(1 / 3)
-    assert not table.select(by="slo_class", group="niw", measure="slo_attainment").rows
-    by_deadline = Measures(result(FOUR), NAMES, [Promise(), Promise(deadline_s=1.0)]).requests
-    assert by_deadline.value(by="slo_class", group="niw", measure="slo_attainment") == 1.0
-    sooner = Measures(result(FOUR), NAMES, [Promise(), Promise(e2e_s=5.0, deadline_s=0.9)]).requests
-    assert sooner.value(by="slo_class", group="niw", measure="slo_attainment") == 0.0
+    assert value(table, by="slo_class", group="iw", measure="slo_attainment") == pytest.approx(1 / 3)
+    assert value(table, by="all", measure="slo_attainment") == pytest.approx(1 / 3)
+    assert not select(table, by="slo_class", group="niw", measure="slo_attainment")
+    by_deadline = request_table(result(FOUR, [Promise(), Promise(deadline_s=1.0)]), TENANTS)
+    assert value(by_deadline, by="slo_class", group="niw", measure="slo_attainment") == 1.0
+    sooner = request_table(result(FOUR, [Promise(), Promise(e2e_s=5.0, deadline_s=0.9)]), TENANTS)
+    assert value(sooner, by="slo_class", group="niw", measure="slo_attainment") == 0.0
 
 
 def test_hours_and_dollars() -> None:
-    table = Measures(result(FOUR), NAMES, prices={"h100": Price(4.0, 1.0), "2 x a100": Price(2.0)}).hours
-    assert table.value(by="gpu_type", group="h100", measure="ready_h") == 1.0
-    assert table.value(by="gpu_type", group="h100", measure="instance_h") == 1.25
-    assert table.value(by="gpu_type", group="h100", measure="donated_h") == 0.5
-    assert table.value(by="gpu_type", group="h100", measure="wasted_h") == 0.25
-    assert table.value(by="gpu_type", group="h100", measure="cost_usd") == 5.0
-    assert table.value(by="gpu_type", group="h100", measure="spot_income_usd") == 0.5
-    assert table.value(by="model", group="bloom", measure="wasted_h") == pytest.approx(0.1)
-    assert table.value(by="model", group="bloom", measure="cost_usd") == pytest.approx(1.2)  # empty places cost nothing
+    table = hour_table(result(FOUR))
+    assert value(table, by="gpu_type", group="h100", measure="ready_h") == 1.0
+    assert value(table, by="gpu_type", group="h100", measure="instance_h") == 1.25
+    assert value(table, by="gpu_type", group="h100", measure="donated_h") == 0.5
+    assert value(table, by="gpu_type", group="h100", measure="wasted_h") == 0.25
+    assert value(table, by="gpu_type", group="h100", measure="cost_usd") == 5.0
+    assert value(table, by="gpu_type", group="h100", measure="spot_income_usd") == 0.5
+    assert value(table, by="model", group="bloom", measure="wasted_h") == pytest.approx(0.1)
+    assert value(table, by="model", group="bloom", measure="cost_usd") == pytest.approx(
+        1.2
+    )  # empty places cost nothing
 
 
 def test_series_by_endpoint() -> None:
@@ -126,21 +142,21 @@ def test_series_by_endpoint() -> None:
         name: np.array([[1, 2], [3, 4]]) for name in ("waiting", "running", "kv_tokens", "kv_capacity_tokens", "ready")
     }
     series["kv_capacity_tokens"] = np.array([[10, 0], [6, 8]])
-    rows = Measures(result(FOUR, series={"t_s": np.array([0.0, 60.0]), **series}), NAMES).series.as_dicts()
+    rows = series_table(result(FOUR, series={"t_s": np.array([0.0, 60.0]), **series})).as_dicts()
     assert [(row["t_s"], row["model"], row["kv_ratio"]) for row in rows] == [
         (0.0, "llama", 0.1), (0.0, "bloom", 0.0), (60.0, "llama", 0.5), (60.0, "bloom", 0.5),
     ]  # fmt: skip
 
 
 def test_counters() -> None:
-    assert Measures(result(FOUR), NAMES).counters.value(counter="preemptions") == 3
+    assert value(counter_table(result(FOUR)), counter="preemptions") == 3
 
 
 def test_nothing_done_is_not_a_number_and_no_requests_are_no_rows() -> None:
-    table = Measures(result(FOUR[3:]), NAMES).requests
-    assert np.isnan(table.value(by="all", measure="ttft_s", statistic="p95"))
-    empty = Measures(result([]), NAMES, [Promise(ttft_s=1.0)] * 2).requests
-    assert empty.value(by="all", measure="requests") == 0
+    table = request_table(result(FOUR[3:]), TENANTS)
+    assert np.isnan(value(table, by="all", measure="ttft_s", statistic="p95"))
+    empty = request_table(result([], [Promise(ttft_s=1.0)] * 2), TENANTS)
+    assert value(empty, by="all", measure="requests") == 0
 
 
 def test_statistics_are_those_of_numpy_and_in_order() -> None:

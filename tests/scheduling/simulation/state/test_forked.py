@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from msgspec import convert
 
+from scheduling.control.swaps import EVERY_S
 from scheduling.fleet.state import FleetState
 from scheduling.queueing.held import OPPORTUNISTIC
 from scheduling.queueing.swapping.sharing import COMES, LEAVES, STAYS, WAITS
-from scheduling.scaling.swapping import LOOK_S
 from scheduling.simulation.cluster.world import Outcome, State
 from scheduling.simulation.engine.state import sequences_in_use
 from scheduling.simulation.scenario.file import check_scenario
@@ -41,7 +41,7 @@ def forked(scenario, **values):
     """Return the stage of *scenario*, and the fleet of *values* on its cluster."""
     staged = stage(scenario, SOURCE, 1)
     state = convert({"running": [], "waiting": [], "endpoints": []} | values, FleetState)
-    return staged, fork(state, scenario, staged.cluster, list(staged.names.tenants), 1)
+    return staged, fork(state, scenario, staged.cluster, list(staged.tenants), 1)
 
 
 @pytest.mark.parametrize(("values", "ahead"), [
@@ -148,7 +148,7 @@ def test_a_swap_in_progress_continues():
     swaps = Swapping(simulation)
     assert numbers(simulation, 0) == [6, 5, 7], "in the queue that they have together, as they stood"
     assert not numbers(simulation, 1)
-    result = simulation.run(swaps, LOOK_S, until_s=20.0)
+    result = simulation.run(swaps, EVERY_S, until_s=20.0)
     other = [(one["after"], float(one["time_s"])) for one in result.changes if one["instance"] == 1]
     assert [(State(int(after)).name, time_s) for after, time_s in other[:2]] == [
         ("WAKING", 1.0),
@@ -161,7 +161,7 @@ def test_one_that_comes_up_is_up_when_the_gateway_expects_it():
     simulation = forked_pair({"state": "ASLEEP"}, {"state": "LOADING", "ends_s": 2.5})
     assert simulation.waiting.groups.phase.tolist() == [STAYS, COMES]
     assert simulation.waiting.groups.up_s[1] == 2.5
-    result = simulation.run(Swapping(simulation), LOOK_S, until_s=3.0)
+    result = simulation.run(Swapping(simulation), EVERY_S, until_s=3.0)
     assert [float(one["time_s"]) for one in result.changes if one["after"] == State.READY] == [2.5]
 
 

@@ -14,7 +14,7 @@ from controlplane.simulation.running import Simulated, compile_for, simulate
 from controlplane.simulation.whatif.exporting import export
 from controlplane.terminal import Column, console, progress, table
 from scheduling.simulation.cluster.world import Outcome
-from scheduling.simulation.measures.results import LATENCIES, RUN_COLUMNS, latency_s
+from scheduling.simulation.measures.results import LATENCIES, RUN_COLUMNS, change_table, latency_s, series_table
 from scheduling.simulation.measures.tables import write_csv
 from scheduling.simulation.scenario import ScenarioError, load_scenario
 from scheduling.simulation.staging import stage
@@ -127,7 +127,7 @@ class Command(BaseCommand):
 def write(folder: Path, ran: Simulated) -> None:
     """Write every table, and `result.json` with all but the series and changes, into *folder*."""
     folder.mkdir(parents=True, exist_ok=True)
-    tables = ran.tables() | {"series": ran.measures.series, "changes": ran.changes}
+    tables = ran.tables | {"series": series_table(ran.result), "changes": change_table(ran.result)}
     for name, each in tables.items():
         each.write_csv(folder / f"{name}.csv")
     (folder / "result.json").write_text(json.dumps(ran.as_json(), indent=1), encoding="utf-8")
@@ -135,14 +135,14 @@ def write(folder: Path, ran: Simulated) -> None:
 
 def write_requests(folder: Path, ran: Simulated) -> None:
     """Write a row for every request; where there is no latency the cell is empty."""
-    result, names = ran.result, ran.staged.names
+    result, cluster = ran.result, ran.result.cluster
     requests, outcomes = result.requests, result.outcomes
     columns: list[Any] = [
         requests.arrival_s,
-        np.array(names.models)[requests.model],
-        np.array(names.regions)[requests.region],
-        np.array(names.slo_classes)[requests.slo_class],
-        np.array(names.tenants)[requests.tenant],
+        np.array(cluster.models)[requests.model],
+        np.array(cluster.regions)[requests.region],
+        np.array([one.slo_class for one in cluster.classes])[requests.slo_class],
+        np.array(ran.staged.tenants)[requests.tenant],
         requests.prompt_tokens,
         result.output_tokens,
         np.array([outcome.name.lower() for outcome in Outcome])[outcomes["state"]],
@@ -160,26 +160,26 @@ def write_requests(folder: Path, ran: Simulated) -> None:
 
 
 def show(shown: Console, ran: Simulated) -> None:
-    about, measures = ran.about, ran.measures
-    moves, plans = ran.moves.rows, ran.plans.rows
+    about, tables = ran.about, ran.tables
+    requests, hours = tables["measures"].rows, tables["hours"].rows
     shown.print(
         f"[bold]{about['scenario']}[/], seed {about['seed']}: {about['requests']:,} requests over"
         f" {about['simulated_s'] / 3600:.2f} h, simulated in {about['took_s']:.2f} s"
     )
     if about["left_out"] or about["clipped"]:
         shown.print(f"{about['left_out']:,} requests left out, {about['clipped']:,} clipped to the context")
-    groups = dict.fromkeys(row[:2] for row in measures.requests.rows)
-    shown.print(table("Requests", _of_requests({row[:4]: row[4] for row in measures.requests.rows}), groups))
-    if measures.runs.rows:
-        shown.print(table("Application runs", RUNS, measures.runs.as_dicts()))
-    groups = dict.fromkeys(row[:2] for row in measures.hours.rows)
-    shown.print(table("Fleet, hours of instances", _of_fleet({row[:3]: row[3] for row in measures.hours.rows}), groups))
+    groups = dict.fromkeys(row[:2] for row in requests)
+    shown.print(table("Requests", _of_requests({row[:4]: row[4] for row in requests}), groups))
+    if tables["runs"].rows:
+        shown.print(table("Application runs", RUNS, tables["runs"].as_dicts()))
+    groups = dict.fromkeys(row[:2] for row in hours)
+    shown.print(table("Fleet, hours of instances", _of_fleet({row[:3]: row[3] for row in hours}), groups))
     if about["strategy"] != "none":
         shown.print(
             f"Scaled by {about['strategy']}: {about['instance_hours']:,.2f} instance-hours, {about['cost_usd']:,.2f} USD,"
-            f" {len(moves):,} moves, {len({row[0] for row in plans}):,} plans"
+            f" {len(tables['moves'].rows):,} moves, {len({row[0] for row in tables['plans'].rows}):,} plans"
         )
-    counters = ", ".join(f"{name} {value:,}" for name, value in measures.counters.rows if value)
+    counters = ", ".join(f"{name} {value:,}" for name, value in tables["counters"].rows if value)
     shown.print(f"Counters: {counters}")
 
 

@@ -1,10 +1,10 @@
-"""Promises at the door of a simulated fleet under an overload."""
+"""Promises of a simulated fleet under an overload."""
 
 import numpy as np
 import pytest
 
 from scheduling.simulation.cluster.world import Outcome
-from scheduling.simulation.measures.results import Measures, kept
+from scheduling.simulation.measures.results import kept, request_table
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.scenario.references import unresolved
 from scheduling.simulation.staging.stage import stage
@@ -64,7 +64,7 @@ def refusing():
 
 
 def attainment(staged, result, among):
-    judged, met = kept(result, staged.promises)
+    judged, met = kept(result, result.cluster.promises)
     return met[judged & among].mean()
 
 
@@ -87,7 +87,7 @@ def test_refusing_keeps_the_promises_to_the_others(ordering, refusing):
 
 
 def test_refused_requests_took_no_capacity(admitted, refusing):
-    """About as many tokens are served as without the rule: the door does not leave the fleet idle."""
+    """About as many tokens are served as without the rule: admission does not leave the fleet idle."""
     tokens = [result.requests.output_tokens[result.outcomes["state"] == Outcome.DONE].sum() / result.end_s
               for _, result in (admitted, refusing)]  # fmt: skip
     assert tokens[1] > 0.85 * tokens[0]
@@ -103,7 +103,7 @@ def test_degraded_requests_run_in_the_other_class():
     assert attainment(staged, result, ~degraded) > 0.9
     assert attainment(staged, result, degraded) == 1.0
     assert result.counters["admitted_late"] == result.admitted_late.sum()
-    counted = [row for row in Measures(result, staged.names, staged.promises).requests.rows if row[2] == "degraded_to"]
+    counted = [row for row in request_table(result, staged.tenants).rows if row[2] == "degraded_to"]
     assert ("slo_class", "batch", "degraded_to", "count", degraded.sum()) in counted
 
 
