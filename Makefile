@@ -147,6 +147,7 @@ tools:
 		|| missing="$$missing chromium"; \
 	command -v redis-server >/dev/null || missing="$$missing redis-server"; \
 	command -v postgres >/dev/null || ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || missing="$$missing postgresql"; \
+	command -v pgbouncer >/dev/null || ls /usr/sbin/pgbouncer >/dev/null 2>&1 || missing="$$missing pgbouncer"; \
 	if [ -z "$$missing" ]; then exit 0; fi; \
 	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
 		echo "make gate needs:$$missing. On Debian or Ubuntu: sudo apt-get install$$missing" >&2; exit 1; fi; \
@@ -154,7 +155,7 @@ tools:
 	apt-get update -qq; \
 	if apt-cache show chromium-headless-shell >/dev/null 2>&1; then missing="$$(echo "$$missing" | sed 's/chromium/chromium-headless-shell/')"; fi; \
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
-	for service in redis-server postgresql; do \
+	for service in redis-server postgresql pgbouncer; do \
 		case "$$missing" in *$$service*) service $$service stop >/dev/null 2>&1 || true;; esac; done # tests start their own
 
 # What runs: neither torch nor tools of tests.

@@ -1,8 +1,10 @@
 """What the database cannot do at present: it is read-only, busy or away."""
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from django.db import InterfaceError, InternalError, OperationalError, connection
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 ERRORS: Final = (OperationalError, InterfaceError, InternalError)
 """Errors of the database's state, among others."""
@@ -25,3 +27,22 @@ def probe_write() -> None:
     """Raise the database's error if it takes no writes, by a change of no row."""
     with connection.cursor() as cursor:
         cursor.execute("UPDATE tuning_setting SET name = name WHERE id < 0")
+
+
+def renew_read_only(connection: BaseDatabaseWrapper, **_: Any) -> None:
+    """Have the process's sessions of PostgreSQL replaced when one is read-only, which may outlast the server's being so.
+
+    A receiver of `connection_created`.
+    """
+    if connection.vendor == "postgresql" and _renewing not in connection.execute_wrappers:
+        connection.execute_wrappers.append(_renewing)
+
+
+def _renewing(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
+    try:
+        return execute(sql, params, many, context)
+    except ERRORS as error:
+        pool = getattr(context["connection"], "pool", None)
+        if pool is not None and outage(error) == READ_ONLY:
+            pool.drain()
+        raise

@@ -10,7 +10,7 @@ Variables that can also be tuned at run time are declared in `controlplane/tunab
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import parse_qs, unquote, urlencode, urlsplit
+from urllib.parse import parse_qs, parse_qsl, unquote, urlencode, urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
 from pydantic import Field, SecretStr, ValidationError
@@ -37,6 +37,10 @@ PREFIX = "PILOTHOUSE_"
 SQLITE_WAITS_S = 20.0
 """Lock timeout of SQLite writers. SQLite has no queue of writers: on a busy machine one of a dozen may be passed over for
 seconds, though each transaction takes milliseconds."""
+POOL = {"min_size": 0, "max_size": 10, "timeout": 5.0, "reconnect_timeout": 2.0}
+"""Of connections to PostgreSQL, in each process; times in seconds. While the server is away a caller waits no longer."""
+SERVER_GONE = {"connect_timeout": 3, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
+"""Seconds and tries after which the machine of a PostgreSQL that says nothing is given up."""
 
 
 class Environment(Tunable, BaseSettings):
@@ -89,7 +93,8 @@ class Environment(Tunable, BaseSettings):
     """Port of the emulated fleet that `manage.py up` starts."""
 
     DATABASE_URL: Annotated[SecretStr, Field(validation_alias="DATABASE_URL")] = SecretStr("")
-    """`postgres://user:password@host:port/name` or `sqlite:///path`; default is SQLite in the state folder."""
+    """`postgres://user:password@host:port/name` or `sqlite:///path`; default is SQLite in the state folder. Several hosts,
+    `host:port,host:port`, are a primary and its replicas; `?pgbouncer=true` is PgBouncer in transaction mode."""
     REDIS_URL: Annotated[SecretStr, Field(validation_alias="REDIS_URL")] = SecretStr("")
     """`redis://host:port/0`, `rediss://` with TLS; default is the Redis that `manage.py up` starts."""
     REDIS_CA_FILE: Annotated[str, Field(validation_alias="REDIS_CA_FILE")] = ""
@@ -170,16 +175,29 @@ def database(url: str, state_dir: Path) -> dict[str, Any]:
             },
         }
     if parts.scheme in {"postgres", "postgresql"}:
-        return {
-            "ENGINE": "django.db.backends.postgresql",
-            "NAME": unquote(parts.path.lstrip("/")),
-            "USER": unquote(parts.username or ""),
-            "PASSWORD": unquote(parts.password or ""),
-            "HOST": parts.hostname or "",
-            "PORT": parts.port or "",
-            "OPTIONS": {"pool": True, **{key: values[-1] for key, values in parse_qs(parts.query).items()}},
-        }
+        return _postgresql(url)
     raise ImproperlyConfigured(f"DATABASE_URL: scheme {parts.scheme!r} is not sqlite, postgres or postgresql")
+
+
+def _postgresql(url: str) -> dict[str, Any]:
+    from psycopg import ProgrammingError
+    from psycopg.conninfo import conninfo_to_dict
+
+    address, _, text = url.partition("?")
+    query = dict(parse_qsl(text, keep_blank_values=True))
+    pgbouncer = query.pop("pgbouncer", "false") in {"true", "1"}
+    try:
+        given = conninfo_to_dict(f"{address}?{urlencode(query)}")  # as libpq reads it
+    except ProgrammingError as error:
+        raise ImproperlyConfigured(f"DATABASE_URL: {str(error).strip()}") from None
+    names = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}
+    return {
+        "ENGINE": "django.db.backends.postgresql",
+        **{name: given.pop(option, "") for name, option in names.items()},
+        "CONN_HEALTH_CHECKS": True,  # 0.1 ms; a server that was restarted or failed over has closed those of the pool
+        "DISABLE_SERVER_SIDE_CURSORS": pgbouncer,  # the next transaction may have another session
+        "OPTIONS": {"pool": POOL, **SERVER_GONE, "target_session_attrs": "primary", **given},
+    }
 
 
 def redis_url(url: str, ca_file: str) -> str:

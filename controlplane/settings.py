@@ -262,6 +262,7 @@ JOBS_WITHIN_TASKS = {
             "advance-rollouts",
             "advance-swaps",
             "observe-instances",
+            "report-nodes",
         ),
     ),
     "prune": ("prune-ledger", "prune-sign-ins", "prune-runs", "prune-planning", "prune-lengths"),

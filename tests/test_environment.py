@@ -116,3 +116,32 @@ def test_secrets_are_neither_shown_nor_public(monkeypatch):
     assert "hush" not in repr(values)
     assert "hush" not in repr(values.public())
     assert [key.get_secret_value() for key in values.SECRET_KEY_FALLBACKS] == ["hush-2", "hush-3"]
+
+
+@pytest.mark.parametrize(
+    ("url", "parts", "options", "cursors"),
+    [
+        ("postgres://u:p%40@h/name", ("u", "p@", "h", "", "name"), {"target_session_attrs": "primary"}, True),
+        ("postgresql://u@[::1]:99/n%2Fm", ("u", "", "::1", "99", "n/m"), {}, True),
+        ("postgres://u@h1:1,h2:2/n", ("u", "", "h1,h2", "1,2", "n"), {"target_session_attrs": "primary"}, True),
+        (
+            "postgres:///n?host=/t&target_session_attrs=any",
+            ("", "", "/t", "", "n"),
+            {"target_session_attrs": "any"},
+            True,
+        ),
+        ("postgres://u@h:6/n?pgbouncer=true&sslmode=require", ("u", "", "h", "6", "n"), {"sslmode": "require"}, False),
+    ],
+)
+def test_postgresql_has_the_address_and_options_of_its_url(url, parts, options, cursors):
+    made = env.database(url, Path())
+    assert tuple(made[name] for name in ("USER", "PASSWORD", "HOST", "PORT", "NAME")) == parts
+    assert options.items() <= made["OPTIONS"].items()
+    assert made["DISABLE_SERVER_SIDE_CURSORS"] is not cursors
+    assert "pgbouncer" not in made["OPTIONS"]
+
+
+@pytest.mark.parametrize(("url", "said"), [("postgres://h/n?bogus=1", "bogus"), ("mysql://h/n", "mysql")])
+def test_an_address_of_no_database_is_named(url, said):
+    with pytest.raises(ImproperlyConfigured, match=f"DATABASE_URL: .*{said}"):
+        env.database(url, Path())

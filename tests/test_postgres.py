@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.postgres import cluster
+from tests.postgres import cluster, pgbouncer, server
 
 ROOT = Path(__file__).parents[1]
 SUITES = [
@@ -37,6 +37,12 @@ def database_url():
         yield url
 
 
+@pytest.fixture
+def through_pgbouncer():
+    with server("timezone=Europe/Berlin") as behind, pgbouncer(behind) as url:
+        yield f"{url}?pgbouncer=true"
+
+
 def run_on(database_url: str, *selected: str) -> None:
     """Run tests against the database, and fail with what pytest said."""
     options = ["-p", "no:cacheprovider", "-p", "tests.database_only", "-n", "2", "--dist", "loadfile"]
@@ -58,3 +64,9 @@ def test_what_speaks_sql_itself_passes_on_postgresql(database_url):
 @pytest.mark.nightly
 def test_the_suites_that_write_rows_pass_on_postgresql(database_url):
     run_on(database_url, *SUITES, *marked())
+
+
+@pytest.mark.services
+@pytest.mark.nightly
+def test_what_speaks_sql_itself_passes_through_pgbouncer(through_pgbouncer):
+    run_on(through_pgbouncer, "-m", "sql", *marked())

@@ -92,6 +92,14 @@ def survive_the_loss_of_the_broker(**_: Any) -> None:
     kind._connparams = checked
 
 
+@signals.worker_ready.connect
+def announce_nodes(**_: Any) -> None:
+    """Have this worker, as the agent of each node on whose queue it listens, announce its host."""
+    for queue in app.amqp.queues.consume_from:
+        if name := queue.removeprefix("node.") if queue.startswith("node.") else "":
+            app.send_task("workers.tasks.nodes.announce", args=(name,), queue=queue)
+
+
 @signals.task_postrun.connect
 def give_memory_back(task: Any, **_: Any) -> None:
     """Return memory that a long task freed to the machine: glibc would keep it in each pool process."""

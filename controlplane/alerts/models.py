@@ -20,7 +20,7 @@ class Condition(models.TextChoices):
 
     SLO_BURN = "slo_burn", "SLO burn"
     BUDGET = "budget", "Budget used"
-    INSTANCE = "instance", "Instance failed or resting"
+    INSTANCE = "instance", "Instance failed or resting, or GPU failed"
     PLAN = "plan", "Plan waits for an operator"
     JOB = "job", "Job late or failing, or part down"
     FLAPPING = "flapping", "Scaling flaps"

@@ -5,7 +5,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -16,9 +16,10 @@ from controlplane.alerts.models import Alert
 from controlplane.batches.models import LATE
 from controlplane.batches.selectors import running
 from controlplane.fleet.attainment import level_of
+from controlplane.fleet.lifecycle.gpu_health import ACTOR
 from controlplane.fleet.lifecycle.restarts import CRASH_LOOP
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import Deployment, Instance, Region
+from controlplane.fleet.models import Deployment, Gpu, Instance, Node, Region
 from controlplane.fleet.rollouts.selectors import failed
 from controlplane.jobs.parts import part_title
 from controlplane.jobs.record import job_title, trouble_of
@@ -28,6 +29,8 @@ from controlplane.planning.selectors import FLAPPING_OVER, flapping
 ERRORS_WARNING, ERRORS_CRITICAL = 0.001, 0.01
 QUEUE_WARNING: Final = 0.8
 """Of the endpoint's bound."""
+AGENT_SILENT: Final = timedelta(minutes=5)
+"""After which the agent of a node, which reports every minute, is missed."""
 Table = Sequence[Mapping[str, Any]]
 
 
@@ -38,7 +41,7 @@ class Problem(Struct, frozen=True):
     the alert itself knows it. *href* is written out: a process that serves no page need not load the URL configuration.
     """
 
-    kind: str  # instance, saturated, endpoint, queue, slo, errors, rollout, flapping, plan, batch, part, job
+    kind: str  # instance, gpu, saturated, endpoint, queue, slo, errors, rollout, flapping, plan, batch, part, job
     subject: str
     severity: str  # critical, warning
     title: str
@@ -110,7 +113,9 @@ def read_known(now: datetime) -> Known:
 
 
 def _of_rows(now: datetime, titles: Mapping[str, str]) -> Iterator[Problem]:
-    """Plans that wait, movers that work against each other, failed rollouts, and batches that may miss their deadline."""
+    """Plans that wait, movers that work against each other, failed GPUs and rollouts, silent agents, and batches that may
+    miss their deadline.
+    """
     plans = ScalingPlan.objects.filter(status=PlanStatus.ADVICE, valid_until__gt=now).select_related("model")
     for plan in plans.order_by("pk"):
         model, href = plan.model.name, f"/scaling/plans/{plan.pk}/"
@@ -124,6 +129,13 @@ def _of_rows(now: datetime, titles: Mapping[str, str]) -> Iterator[Problem]:
         title = f"Scaling of {each.model} in {titles.get(each.region, each.region)} flaps"
         subject, count = f"{each.model} in {each.region}", float(each.reversals)
         yield Problem("flapping", subject, "warning", title, words, href, each.model, 0.6, value=count)
+    for gpu in Gpu.objects.filter(cordoned__startswith=ACTOR).select_related("node"):
+        yield Problem("gpu", str(gpu), "critical", f"{gpu} failed", f"cordoned by {gpu.cordoned}", "/places/", rank=0.7)
+    silent = Node.objects.filter(active=True, reported_at__lt=now - AGENT_SILENT).exclude(host="")
+    for node in silent.order_by("name"):
+        title = f"The agent of {node} does not report"
+        words = f"{node.host}: starts, stops and pulls wait there"
+        yield Problem("part", f"node {node}", "critical", title, words, "/places/", rank=0.2, since=node.reported_at)
     for status in failed():
         if status.rollout is not None:
             model, region = status.deployment.model.name, status.deployment.region.name

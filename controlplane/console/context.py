@@ -29,7 +29,7 @@ class Entry:
 
 FLEET = (
     Entry("overview", "Overview", "overview", "o"),
-    Entry("instances", "Instances", "instances", "i", ("instance", "places")),
+    Entry("instances", "Instances", "instances", "i", ("instance", "places", "stock")),
     Entry("requests", "Requests", "requests", "r", ("request",)),
 )
 SERVE = (

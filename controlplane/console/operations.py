@@ -35,7 +35,7 @@ from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.gateway.errors import ApiError
 from controlplane.resources.alerts import ALERTS
 from controlplane.resources.instances import INSTANCES
-from controlplane.resources.inventory import DEPLOYMENTS, MODELS, NODES, REGIONS
+from controlplane.resources.inventory import DEPLOYMENTS, GPUS, MODELS, NODES, REGIONS, STOCK
 from controlplane.resources.lengths import LENGTH_VERSIONS
 from controlplane.resources.plans import PLANS
 from controlplane.resources.resource import Nothing, Operation, Resource
@@ -115,6 +115,7 @@ OFFERS = {
         "console:models",
         ACTIVATE,
     ),
+    "gpus": of(GPUS, "console:places"),
     "instances": of(INSTANCES, "console:instances"),
     "keys": Offer(
         lambda request: manageable_api_keys(request.user),
@@ -127,6 +128,7 @@ OFFERS = {
     "nodes": of(NODES, "console:places"),
     "plans": of(PLANS, "console:scaling"),
     "regions": of(REGIONS, "console:places"),
+    "stock": of(STOCK, "console:stock"),
     "runs": on(
         ApplicationRun,
         "console:applications",

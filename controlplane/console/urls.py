@@ -40,6 +40,7 @@ urlpatterns = [
     path("instances/", instances.instances, name="instances"),
     path("instances/<slug:name>/", instances.instance, name="instance"),
     path("places/", actions.places, name="places"),
+    path("stock/", actions.stock, name="stock"),
     path("rollouts/<int:pk>/", actions.roll_out, name="rollout"),
     path("models/", models.models, name="models"),
     path("models/deploy/", deploy.deploy, name="deploy"),

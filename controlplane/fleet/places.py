@@ -154,10 +154,11 @@ def first_free(kind: type[Instance] | type[Node], base: str) -> str:
 
 
 def plannable_gpus(node: Node) -> int:
-    """Return the GPUs of *node* for instances: those in use if it is cordoned, else all but held ones."""
+    """Return the GPUs of *node* for instances: those in use if it is cordoned, else all but held and cordoned ones."""
+    usable = node.gpu_count - len(node.cordoned_gpus())
     if node.cordoned or node.region.cordoned:
-        return node.gpu_count - node.free_gpus()
-    return node.gpu_count - _held_gpus(node)
+        return usable - max(0, node.free_gpus())
+    return usable - _held_gpus(node)
 
 
 def _held_gpus(node: Node) -> int:

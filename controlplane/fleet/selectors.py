@@ -1,7 +1,8 @@
 """Reads of the inventory."""
 
+from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 from django.core.exceptions import ValidationError
 from django.db.models import Count, F, Q, QuerySet, Sum
@@ -10,6 +11,7 @@ from controlplane.fleet.lifecycle.states import ACTION_STATES, ALIVE, PRESENT, A
 from controlplane.fleet.models import (
     Adapter,
     Deployment,
+    Gpu,
     Instance,
     InstanceCommand,
     Launcher,
@@ -44,6 +46,11 @@ def nodes() -> QuerySet[Node]:
     return Node.objects.with_gpus_used().select_related("region", "gpu_type")
 
 
+def failed_gpus() -> QuerySet[Gpu]:
+    """Return GPUs that are cordoned, or on which a start failed."""
+    return Gpu.objects.select_related("node__region").exclude(cordoned="", failed_starts={})
+
+
 def usd_per_hour(model: str = "") -> float:
     """Return on-demand dollars per hour of instances that serve or start, of all models or one."""
     rows = narrowed(Instance.objects.filter(state__in=PRESENT), deployment__model__name=model)
@@ -52,9 +59,11 @@ def usd_per_hour(model: str = "") -> float:
 
 
 def gpus_fitted() -> dict[tuple[str, str], int]:
-    """Return GPUs of active nodes by (region, GPU type)."""
-    rows = Node.objects.filter(active=True).order_by().values_list("region__name", "gpu_type__name")
-    return {(region, gpu_type): count for region, gpu_type, count in rows.annotate(Sum("gpu_count"))}
+    """Return GPUs of active nodes that are not cordoned by (region, GPU type)."""
+    fitted: Counter[tuple[str, str]] = Counter()
+    for node in Node.objects.filter(active=True).with_gpus_used().select_related("region", "gpu_type"):
+        fitted[node.region.name, node.gpu_type.name] += node.gpu_count - cast(Any, node).gpus_cordoned
+    return dict(fitted)
 
 
 def region_latencies_ms() -> dict[tuple[str, str], float]:

@@ -34,6 +34,7 @@ from controlplane.fleet.models import (
     CommandState,
     CommandVerb,
     Deployment,
+    Gpu,
     Instance,
     InstanceCommand,
     Launcher,
@@ -107,13 +108,15 @@ def move(
 
 
 def _follow_up(row: Instance, before: str, to: InstanceState, now: datetime) -> None:
-    """Note what a move means for the spot pool, for weights by region, and for a rollout in progress."""
+    """Note what a move means for the spot pool, for weights by region, for GPUs, and for a rollout in progress."""
+    from controlplane.fleet.lifecycle import gpu_health
     from controlplane.fleet.spot import services as spot
     from controlplane.fleet.weights import record_ready
 
     spot.close(row, to, now)
     if before == InstanceState.LOADING and to == InstanceState.READY and row.launcher != Launcher.EXTERNAL:
         record_ready(row)
+        gpu_health.record_ready(row)
     if before in PRESENT and to == InstanceState.DRAINING:  # a rollout keeps no more than scaling leaves
         left = Instance.objects.launched().filter(deployment=row.deployment_id, state__in=PRESENT).count()
         Rollout.objects.filter(deployment=row.deployment_id, state=RolloutState.IN_PROGRESS, total__gt=left).update(
@@ -255,25 +258,34 @@ def wake(instance: Instance, actor: User | str, reason: str) -> InstanceCommand:
 
 
 @transaction.atomic
-def cordon(place: Node | Region, actor: User | str, reason: str) -> str:
+def cordon(place: Node | Region | Gpu, actor: User | str, reason: str) -> str:
     """Cordon *place*: nothing new is started there, running instances stay. Return a sentence for the operator."""
     return _cordon(place, by_whom(actor, reason), "cordoned", actor, reason)
 
 
 @transaction.atomic
-def uncordon(place: Node | Region, actor: User | str, reason: str) -> str:
+def uncordon(place: Node | Region | Gpu, actor: User | str, reason: str) -> str:
     """Uncordon *place*. Return a sentence for the operator."""
     return _cordon(place, "", "uncordoned", actor, reason)
 
 
-def _cordon(place: Node | Region, cordoned: str, word: str, actor: User | str, reason: str) -> str:
+def _cordon(place: Node | Region | Gpu, cordoned: str, word: str, actor: User | str, reason: str) -> str:
     row = type(place).objects.select_for_update().get(pk=place.pk)
     if bool(row.cordoned) == bool(cordoned):
         raise ActionError(f"{row} is {f'cordoned already, by {row.cordoned}' if cordoned else 'not cordoned'}")
     before, row.cordoned = row.cordoned, cordoned
     row.save(update_fields=["cordoned"])
-    name = row._meta.model_name
-    record(f"{name}.{word}", row, actor=actor, before={"cordoned": before}, after={"cordoned": cordoned}, reason=reason)
+    if isinstance(row, Gpu) and not cordoned:  # it is trusted again
+        Gpu.objects.filter(pk=row.pk).update(failed_starts={})
+    record(
+        f"{row._meta.model_name}.{word}",
+        row,
+        actor=actor,
+        before={"cordoned": before},
+        after={"cordoned": cordoned},
+        reason=reason,
+        severity=Severity.INFO if isinstance(actor, User) else Severity.CRITICAL,
+    )
     transaction.on_commit(notify)
     place.cordoned = cordoned
     return f"{row} is {word}: {'nothing is started there' if cordoned else 'instances may be started there again'}"

@@ -13,7 +13,7 @@ from controlplane.fleet.models import Instance, Launcher, Tier
 from controlplane.fleet.rollouts import revisions
 from controlplane.fleet.selectors import instances
 from controlplane.fleet.swaps import services as swaps
-from controlplane.resources.filters import Search, Select, every
+from controlplane.resources.filters import Hidden, Search, Select, every
 from controlplane.resources.resource import (
     LEAVES,
     LEAVES_FIRST,
@@ -106,6 +106,7 @@ INSTANCES = Resource(
         Column("gpu_type", "GPU type", "deployment.gpu_type.name", type=str),
         Column("tensor_parallel", source="deployment.tensor_parallel", type=int),
         Column("node", source=lambda row: row.node.name if row.node else None, type=str | None),
+        Column("gpus", type=list[str]),
         Column("launcher", type=Launcher),
         Column("url"),
         Column("kv_events"),
@@ -169,6 +170,7 @@ INSTANCES = Resource(
         of_model("deployment__model__name"),
         of_region("deployment__region__name"),
         Filter("gpu_type", "deployment__gpu_type__name"),
+        Filter("node", "node__name", control=Hidden("node", length=63)),
         Filter("state", type=InstanceState),
         Filter(
             "state",

@@ -6,15 +6,18 @@ from django.utils import timezone
 from pydantic import BaseModel, Field
 
 from controlplane.accounts.models import Role, User
-from controlplane.fleet import selectors, services
+from controlplane.fleet import selectors, services, stock
 from controlplane.fleet.inventory import kinds
 from controlplane.fleet.models import (
     Deployment,
+    Gpu,
     Model,
     Node,
     Price,
     PriceOf,
     Region,
+    Stock,
+    StockState,
 )  # fmt: skip
 from controlplane.fleet.rollouts import services as rollouts
 from controlplane.gateway import targets
@@ -109,7 +112,7 @@ NODES = Resource(
     least=Role.VIEWER,
     parent=("console:instances", "Instances"),
     columns=(
-        Column("name", "Node", draw="id", sorts=True),
+        Column("name", "Node", draw="console/instances/node_cell.html", sorts=True),
         Column("region", "Region", "region.name", type=str),
         Column("region_title", label="Region", source="region.title", rest=False),
         Column("gpu_type", "GPU type", "gpu_type.name", type=str),
@@ -119,16 +122,71 @@ NODES = Resource(
         Column("active", "Active"),
         Column("cordoned", "Cordoned by", label="Starts", draw=STARTS),
         Column("gpus_used", "GPUs used", type=int, draw="console/instances/gpus_cell.html", kind="num", sorts=True),
+        Column("gpus_cordoned", "GPUs cordoned", type=int),
+        Column("host", "Agent"),
+        Column("reported_at", "Reported (UTC)", label="Reported", draw="age"),
     ),
     filters=(
         search_in("name", "address", control=Search("q", "Search by name or address")),
         of_region("region__name"),
     ),
-    page=("name", "region_title", "gpu_type_title", "gpus_used", "cordoned"),
+    page=("name", "region_title", "gpu_type_title", "gpus_used", "host", "reported_at", "cordoned"),
     caption="by region and name",
     empty="Deploying a model adds the node that it runs on.",
     template="console/instances/places.html",
     actions="console/instances/place_actions.html",
+    whole=500,
+)
+GPUS = Resource(
+    name="gpus",
+    noun="GPU",
+    title="GPUs",
+    model=Gpu,
+    operations=CORDONS,
+    rows=lambda viewer: Gpu.objects.select_related("node__region"),
+    least=Role.VIEWER,
+    columns=(
+        Column("id"),
+        Column("gpu", "GPU", str, rest=False),
+        Column("node", "Node", "node.name", type=str),
+        Column("name"),
+        Column("address", "Address on the bus"),
+        Column("failed_starts", type=dict[str, str]),
+        Column("failures", "Failed on it", lambda row: "; ".join(row.failed_starts.values()), rest=False, draw="wide"),
+        Column("cordoned", "Cordoned by", label="Starts", draw=STARTS),
+    ),
+    filters=(Filter("node", "node__name"),),
+    page=("gpu", "failures", "cordoned"),
+    whole=500,
+)
+STOCK = Resource(
+    name="stock",
+    noun="row",
+    title="Weights on nodes",
+    model=Stock,
+    operations=(Operation("pull", stock.pull, "Its node copies the weights from the hub onto its disk."),),
+    rows=lambda viewer: Stock.objects.select_related("node"),
+    least=Role.VIEWER,
+    parent=("console:places", "Held and cordoned"),
+    columns=(
+        Column("id"),
+        Column("name", "Model or adapter", draw="id", sorts=True),
+        Column("node", "Node", "node.name", type=str, sorts=True),
+        Column("source", "Source"),
+        Column("state", "State", type=StockState, sorts=True),
+        Column("bytes", "On disk (bytes)", draw="console/instances/bytes_cell.html", kind="num", sorts=True),
+        Column("changed_at", "Changed (UTC)", draw="moment"),
+        Column("error", "Error", draw="wide"),
+    ),
+    filters=(
+        search_in("name", "source", control=Search("q", "Search by name or source")),
+        Filter("node", "node__name", control=Hidden("node", length=63)),
+        of_choice("state", StockState, "states"),
+    ),
+    page=("name", "node", "source", "state", "bytes", "changed_at", "error"),
+    caption="by node and name",
+    empty="What vLLM processes load on their nodes is listed within a minute of their deployment.",
+    actions="console/instances/stock_actions.html",
     whole=500,
 )
 MODELS = Resource(

@@ -18,10 +18,12 @@ from controlplane.fleet.models import (
     Adapter,
     Deployment,
     Donation,
+    Gpu,
     InstanceCommand,
     Node,
     Region,
     Rollout,
+    Stock,
     Swap,
     SwapGroup,
     WeightedTarget,
@@ -171,6 +173,8 @@ class World:
         length_rows.versions(now - timedelta(minutes=1))
         self.deployment = deployment
         self.plan = planning_rows.plan(deployment.model, now, "advice")
+        Gpu.objects.create(node=Node.objects.get(), name="0")
+        Stock.objects.create(node=Node.objects.get(), name="zephyr-34b", source="zephyr/34b")
         Adapter.objects.create(name="zephyr-sql", base=deployment.model, source="zephyr/sql")
         WeightedTarget.objects.create(name="zephyr-chat", target=deployment.model.name)
         self.simulation = what_if_rows.scenario_run("zephyr-bot", "zephyr as it was")
@@ -197,6 +201,8 @@ class World:
             "SHARING": self.sharing.name,
             "VERSION": LengthVersion.objects.get(number=3).pk,
             "NODE_ID": Node.objects.get().pk,
+            "GPU_ID": Gpu.objects.get().pk,
+            "STOCK_ID": Stock.objects.get().pk,
             "REQUEST": self.request.pk,
             "PLAN": self.plan.pk,
             "SIMULATION": self.simulation.pk,

@@ -49,6 +49,7 @@ class TestInstances:
             "gpu_type": "a100-80gb",
             "tensor_parallel": 2,
             "node": "node-1",
+            "gpus": [],
             "launcher": "emulated",
             "url": "http://127.0.0.1:8100/instance-1",
             "kv_events": "",
@@ -123,7 +124,7 @@ class TestLog:
 
     def test_a_server_started_elsewhere_has_none(self, sign_in, make_instance):
         make_instance(name="e", launcher="external")
-        assert sign_in("operator").get("instances/e/log").json() == {"lines": [], "file": "", "error": ""}
+        assert sign_in("operator").get("instances/e/log").json() == {"lines": [], "file": "", "host": "", "error": ""}
 
 
 def test_unknown_paths_and_broken_json_have_the_same_body(sign_in, make_instance, operator):

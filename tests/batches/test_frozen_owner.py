@@ -1,21 +1,14 @@
 """The process that executes a batch is killed, or frozen and comes back, while another goes on. D26, B5."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import textwrap
 import time
-import urllib.request
-from pathlib import Path
 
-import psycopg
 import pytest
 
 from tests.postgres import cluster
+from tests.processes import Stack, checks_of, until
 from tests.redis_server import RedisServer
-from tests.supervisor.test_up import ROOT, free_port
 
 pytestmark = [pytest.mark.services, pytest.mark.nightly]
 
@@ -49,82 +42,6 @@ FILES = """
 """
 
 
-class Stack:
-    """PostgreSQL, Redis, an emulated instance and web processes of one state folder."""
-
-    def __init__(self, folder: Path, database_url: str, redis_url: str) -> None:
-        self.environment = {name: value for name, value in os.environ.items() if not name.startswith("PILOTHOUSE_")} | {
-            "DJANGO_SETTINGS_MODULE": "controlplane.settings",
-            "PILOTHOUSE_STATE_DIR": str(folder),
-            "PILOTHOUSE_SECRET_KEY": "of-a-test",
-            "DATABASE_URL": database_url,
-            "REDIS_URL": redis_url,
-        }
-        self.processes: list[subprocess.Popen[str]] = []
-        self.log = (folder / "web.log").open("w+")
-        self.rows = psycopg.connect(database_url, autocommit=True)
-
-    def manage(self, *words: str) -> str:
-        command = [sys.executable, "manage.py", *words]
-        done = subprocess.run(
-            command, cwd=ROOT, env=self.environment, capture_output=True, text=True, check=False, timeout=200
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def shell(self, code: str, **values: object) -> object:
-        code = f"import json\nvalues = json.loads({json.dumps(values)!r})\n" + textwrap.dedent(code)
-        said = self.manage("shell", "--no-imports", "-c", code + "\nprint(json.dumps(answer, default=str))")
-        return json.loads(said.strip().splitlines()[-1])
-
-    def start(self, *words: str, **options: object) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *words], cwd=ROOT, env=self.environment, text=True, stderr=self.log, **options
-        )
-        self.processes.append(process)
-        return process
-
-    def web(self) -> tuple[subprocess.Popen[str], int]:
-        port = free_port()
-        options = ["--port", str(port), "--lifespan", "on", "--http", "controlplane.listening:HttpProtocol"]
-        process = self.start("uvicorn", "controlplane.asgi:application", "--no-access-log", *options)
-        until(lambda: checks_of(port), 120)
-        return process, port
-
-    def one(self, query: str) -> tuple:
-        return self.rows.execute(query).fetchone() or ()
-
-    def stop(self) -> None:
-        for process in self.processes:
-            process.send_signal(signal.SIGCONT)
-            process.terminate()
-        for process in self.processes:
-            process.wait(30)
-            if process.stdout is not None:
-                process.stdout.close()
-        self.rows.close()
-        self.log.seek(0)
-        print(self.log.read()[-6000:])
-        self.log.close()
-
-
-def checks_of(port: int) -> dict:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as response:
-            return json.load(response)["checks"]
-    except urllib.error.HTTPError as error:
-        return json.load(error)["checks"]
-    except OSError:
-        return {}
-
-
-def until(condition, within_s: float) -> None:
-    end_s = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.2)
-
-
 @pytest.fixture
 def stack(tmp_path):
     redis = RedisServer().start()
@@ -139,10 +56,8 @@ def stack(tmp_path):
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_each_line_is_answered_and_paid_once(stack, killed):
-    emulator = stack.start("workers.emulator", "--port", "0", "--single", "m", stdout=subprocess.PIPE)
-    url = emulator.stdout.readline().rsplit("http://", 1)[1].split()[0].rstrip("/")
     stack.manage("migrate", "--verbosity", "0")
-    batch = stack.shell(ROWS, url=f"http://{url}", lines=LINES)
+    batch = stack.shell(ROWS, url=stack.emulator(), lines=LINES)
     frozen, port = stack.web()
     assert checks_of(port)["lease"] == "ok"
     _, other_port = stack.web()
@@ -166,12 +81,10 @@ def test_each_line_is_answered_and_paid_once(stack, killed):
     answers = [json.loads(line) for line in ended["output"].splitlines()]
     assert ended["status"] == "completed"
     assert sorted(one["custom_id"] for one in answers) == sorted(f"{at}" for at in range(LINES))
-    counted = stack.rows.execute(
-        "SELECT lost, count(*), count(DISTINCT request_id), sum(prompt_tokens), sum(output_tokens), max(outcome) "
-        "FROM gateway_ledgerrow GROUP BY lost ORDER BY lost"
-    ).fetchall()
-    print(counted)
-    _, rows, lines, prompt_tokens, output_tokens, _ = counted[0]
+    rows, lines, prompt_tokens, output_tokens = stack.one(
+        "SELECT count(*), count(DISTINCT request_id), sum(prompt_tokens), sum(output_tokens) "
+        "FROM gateway_ledgerrow WHERE NOT lost"
+    )
     assert rows == lines == LINES, "each is paid once"
     assert ended["usage"]["input_tokens"] == prompt_tokens
     assert ended["usage"]["output_tokens"] == output_tokens == LINES * 60

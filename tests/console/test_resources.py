@@ -17,7 +17,7 @@ from controlplane.resources.batches import BATCHES
 from controlplane.resources.events import EVENTS
 from controlplane.resources.filters import Select
 from controlplane.resources.instances import INSTANCES
-from controlplane.resources.inventory import MODELS, NODES
+from controlplane.resources.inventory import MODELS, NODES, STOCK
 from controlplane.resources.jobs import JOBS
 from controlplane.resources.keys import KEYS
 from controlplane.resources.plans import MOVES, PLANS
@@ -39,6 +39,7 @@ PAGES = {
     "system": JOBS,
     "settings": SETTINGS,
     "models": MODELS,
+    "stock": STOCK,
 }
 of_pages = pytest.mark.parametrize(("address", "resource"), PAGES.items(), ids=list(PAGES))
 

@@ -129,7 +129,11 @@ def test_examples_of_the_api_page_define_what_they_use_and_name_models_of_the_de
 def test_the_metrics_named_in_operations_exist() -> None:
     named = set(re.findall(r"`(pilothouse_\w+)`", read("docs/operate/operations.md")))
     existing = {family.name for family in monitoring.families()}
+    lines = re.findall(r"`metrics ([\w ]+)`", read("docs/operate/growing.md"))
+    for word in " ".join(lines).split():
+        assert any(f"{name}_total".startswith(f"pilothouse_{word}") for name in existing), word
     assert named
+    assert lines
     assert {name for name in named if name.removesuffix("_total") not in existing} == set()
     for path in Operations.paths:
         assert f"`{path}`" in read("docs/operate/operations.md")

@@ -374,7 +374,7 @@ class TestSpec:
         node.address = "127.0.0.9"
         node.save()
         emulated, process = (
-            tasks.launch_spec(make_instance(launcher=launcher, node=node))
+            tasks.start_spec(make_instance(launcher=launcher, node=node))
             for launcher in (Launcher.EMULATED, Launcher.PROCESS)
         )
         for spec in (emulated, process):

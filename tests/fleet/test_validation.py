@@ -281,7 +281,7 @@ def test_cpus_have_a_separate_cache_size_and_no_gpus(make_instance, deployment, 
     gpu_type.device = "cpu"
     gpu_type.save()
     Deployment.objects.update(environment={"A": "1"}, secrets={"B": "2"}, api_key="token")
-    spec = tasks.launch_spec(Instance.objects.get(pk=make_instance(launcher=Launcher.PROCESS, node=node).pk))
+    spec = tasks.start_spec(Instance.objects.get(pk=make_instance(launcher=Launcher.PROCESS, node=node).pk))
     assert spec.gpus == 0
     assert spec.cpu_kv_bytes == pytest.approx(2 * 80 * 2**30 * 0.9 - 16_060_000_000, abs=131_072)
     assert (spec.environment, spec.api_key) == ({"A": "1", "B": "2"}, "token")

@@ -1,90 +1,27 @@
 """A Redis with TLS and a certificate of a private CA: all clients of its address verify it alike, or all refuse."""
 
 import asyncio
-import datetime
-import ipaddress
-import socket
-import subprocess
-import time
 
 import pytest
 import redis
 import redis.asyncio as aioredis
 from celery import Celery
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from channels_redis.pubsub import RedisPubSubChannelLayer
 from django.core.exceptions import ImproperlyConfigured
 from kombu import Connection
 
 from controlplane.env import redis_url
 from controlplane.jobs import broker
-from tests.redis_server import STARTS_WITHIN_S, program
+from controlplane.supervisor.redis_server import answers
+from tests.redis_server import redis_with_tls
 
 pytestmark = pytest.mark.services
 
 
-def certificate(name, key, issuer, issuer_key, *hosts):
-    now = datetime.datetime.now(datetime.UTC)
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer or subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.BasicConstraints(ca=not hosts, path_length=None), critical=True)
-    )
-    if hosts:
-        builder = builder.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
-    return builder.sign(issuer_key, hashes.SHA256())
-
-
-def write(path, *parts):
-    pem, no_password = serialization.Encoding.PEM, serialization.NoEncryption()
-    texts = [
-        part.public_bytes(pem)
-        if isinstance(part, x509.Certificate)
-        else part.private_bytes(pem, serialization.PrivateFormat.PKCS8, no_password)
-        for part in parts
-    ]
-    path.write_bytes(b"".join(texts))
-    return str(path)
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
-
-
-class Server:
-    def __init__(self, tls, plain, ca):
-        self.tls, self.plain, self.ca = tls, plain, ca
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """On 127.0.0.1, for which its certificate is, and not for `localhost`; with another port without TLS."""
-    folder = tmp_path_factory.mktemp("a ca")  # with a space
-    ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    ca = certificate("A private CA", ca_key, None, ca_key)
-    own = certificate("redis", key, ca.subject, ca_key, x509.IPAddress(ipaddress.ip_address("127.0.0.1")))
-    ca_file = write(folder / "ca.pem", ca)
-    tls, plain = free_port(), free_port()
-    command = [program(), "--port", str(plain), "--tls-port", str(tls), "--save", "", "--requirepass", "pw"]
-    command += ["--tls-cert-file", write(folder / "own.pem", own), "--tls-key-file", write(folder / "key.pem", key)]
-    command += ["--tls-ca-cert-file", ca_file, "--tls-auth-clients", "no"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        end_s = time.monotonic() + STARTS_WITHIN_S
-        while broker.redis_problem(f"redis://:pw@127.0.0.1:{plain}/0"):
-            assert time.monotonic() < end_s
-            assert process.poll() is None, "this Redis has no TLS"
-            time.sleep(0.05)
-        yield Server(tls, plain, ca_file)
-        process.terminate()
+    with redis_with_tls(tmp_path_factory.mktemp("a ca")) as server:  # with a space
+        yield server
 
 
 def by_commands(url):
@@ -112,7 +49,23 @@ def by_kombu(url):
         connection.default_channel.client.ping()
 
 
-CLIENTS = (by_commands, by_the_gateway, by_celery, by_kombu)
+def by_channels(url):
+    async def tell():
+        layer = RedisPubSubChannelLayer(hosts=[url])
+        async with asyncio.timeout(3):
+            await layer.group_add("browsers", channel := await layer.new_channel())
+            await layer.group_send("browsers", {"type": "shown"})
+            assert await layer.receive(channel) == {"type": "shown"}
+            await layer.flush()
+
+    asyncio.run(tell())
+
+
+def by_the_supervisor(url):
+    assert asyncio.run(answers(url))
+
+
+CLIENTS = (by_commands, by_the_gateway, by_celery, by_kombu, by_channels, by_the_supervisor)
 
 
 @pytest.mark.parametrize(

@@ -18,16 +18,18 @@ from django.utils import timezone
 
 from controlplane.events.models import Severity
 from controlplane.events.services import record
-from controlplane.fleet.lifecycle import hosts
-from controlplane.fleet.lifecycle.launching import launch_spec
+from controlplane.fleet import places
+from controlplane.fleet.lifecycle import engine_logs, gpu_health, hosts
+from controlplane.fleet.lifecycle.launching import start_spec
 from controlplane.fleet.lifecycle.states import ActionError, InstanceState, check_move
 from controlplane.fleet.models import CommandState, CommandVerb, Instance, InstanceCommand, Launcher
 from controlplane.fleet.rollouts import revisions
 from controlplane.fleet.services import advance_swaps, deliver, free_for_taker, move, notify
 from controlplane.jobs.broker import send_task
 from workers.celery import app
+from workers.vllm import engine_log, gpu_faults, hardware, processes
 from workers.vllm.client import VllmClient, VllmError
-from workers.vllm.launcher import EmulatedLauncher, LaunchError, ProcessLauncher
+from workers.vllm.launcher import EmulatedLauncher, Launched, LaunchError, ProcessLauncher
 from workers.vllm.launcher import Launcher as ServerLauncher
 
 logger = logging.getLogger(__name__)
@@ -113,8 +115,9 @@ def watch_loading(forward: bool = True) -> int:
     for instance in _of_this_host(loading.select_related("deployment__model", "node"), "watch-loading", forward):
         launcher = launcher_for(instance)
         if asyncio.run(launcher.alive(instance.name)):
+            engine_logs.note_phase(instance)
             continue
-        reason = "the server ended while loading"
+        reason, how = "the server ended while loading", ""
         if isinstance(launcher, ProcessLauncher):
             if how := launcher.how_it_ended(instance.name):
                 reason += f": {how}"
@@ -123,6 +126,7 @@ def watch_loading(forward: bool = True) -> int:
             move(instance, InstanceState.FAILED, actor=ACTOR, reason=reason)
         except ActionError:
             continue  # it was moved in the meantime
+        _judge_gpus(instance, launcher, how)
         failed += 1
     if failed:
         notify()
@@ -142,17 +146,30 @@ def end_failed(forward: bool = True) -> int:
         if not isinstance(launcher, ProcessLauncher) or (seen := launcher.record(instance.name)) is None:
             continue
         # Read again: the record names the start, and a start writes its row's state before it.
-        instance.refresh_from_db(fields=["state", "state_changed_at"])
+        instance.refresh_from_db(fields=["state", "state_changed_at", "gpus"])
         if instance.state not in (InstanceState.FAILED, InstanceState.STOPPED):
             continue
         hangs = asyncio.run(launcher.alive(instance.name))
         if hangs and (timezone.now() - instance.state_changed_at).total_seconds() < HUNG_S:
             continue
         how = launcher.how_it_ended(instance.name)
+        _judge_gpus(instance, launcher, how)
         if asyncio.run(launcher.end_failed(instance.name, seen)):
             _say_ended(instance, how, "what was left of it is ended")
             ended += 1
+        if instance.host and not places.keeps(instance) and launcher.is_gone(instance.name):
+            Instance.objects.filter(pk=instance.pk).update(host="")  # it may start elsewhere
     return ended
+
+
+def _judge_gpus(instance: Instance, launcher: ServerLauncher, how: str) -> None:
+    """Judge the GPUs of the failed *instance* by the last words of its server, which ended as *how* says."""
+    if instance.gpus and instance.node and isinstance(launcher, ProcessLauncher):
+        addresses, record = gpu_health.addresses(instance.node), launcher.record(instance.name)
+        log = engine_log.tail(launcher.log_file(instance.name))
+        if addresses and record is not None:  # what the driver has said since its start counts as its words
+            log += gpu_faults.about(hardware.driver_messages(processes.started_s(record)), instance.gpus, addresses)
+        gpu_health.judge(instance, gpu_faults.judge(log, instance.gpus, addresses, how))
 
 
 FORWARDED = {"watch-loading": watch_loading, "end-failed": end_failed}
@@ -219,33 +236,36 @@ def _start(instance: Instance, command: InstanceCommand) -> None:
     """Move the instance from provisioning to loading. The gateway makes it ready when it answers."""
     if instance.state != InstanceState.PROVISIONING:
         return  # an earlier delivery of this command got that far
-    launcher, spec = launcher_for(instance), launch_spec(instance)
-    if isinstance(launcher, ProcessLauncher) and (how := launcher.how_it_ended(instance.name)):
-        _say_ended(instance, how, "what is left of it is ended before the next start")
+    launcher = launcher_for(instance)
+    if isinstance(launcher, ProcessLauncher):
+        how = launcher.how_it_ended(instance.name)
+        _judge_gpus(instance, launcher, how)  # if nobody has, the next start overwrites its log
+        if how:
+            _say_ended(instance, how, "what is left of it is ended before the next start")
+    spec = start_spec(instance)
 
-    async def start() -> tuple[str, int | None]:
+    async def start() -> Launched:
         deadline = time.monotonic() + (EMULATOR_PATIENCE_S if instance.launcher == Launcher.EMULATED else 0.0)
         while True:
             try:
                 # Whatever of this name still runs (an instance failed because it hung) makes way for a fresh one.
                 await launcher.stop(spec.name, grace_s=0.0)
-                launched = await launcher.start(spec)
+                return await launcher.start(spec)
             except LaunchError:
                 if time.monotonic() >= deadline:
                     raise
                 await asyncio.sleep(1.0)
-            else:
-                return launched.url, launched.process_id
 
-    url, process_id = asyncio.run(start())
+    launched = asyncio.run(start())
     with transaction.atomic():
         row = Instance.objects.select_for_update().get(pk=instance.pk)
         check_move(row.name, row.state, InstanceState.LOADING)
-        row.url, row.process_id = url, process_id
+        row.url, row.process_id, row.gpus = launched.url, launched.process_id, list(launched.gpus)
         row.host = settings.HOST if row.launcher == Launcher.PROCESS else ""
         row.launched_with, row.api_key = revisions.launched_with(instance.deployment, spec), spec.api_key
-        row.save(update_fields=["url", "process_id", "host", "launched_with", "api_key", "changed_at"])
-        move(row, InstanceState.LOADING, actor=ACTOR, reason=command.reason, inputs={"url": url, "command": command.pk})
+        row.save(update_fields=["url", "process_id", "host", "gpus", "launched_with", "api_key", "changed_at"])
+        inputs = {"url": launched.url, "command": command.pk}
+        move(row, InstanceState.LOADING, actor=ACTOR, reason=command.reason, inputs=inputs)
 
 
 def _stop(instance: Instance, command: InstanceCommand) -> None:
@@ -253,7 +273,7 @@ def _stop(instance: Instance, command: InstanceCommand) -> None:
         return
     asyncio.run(launcher_for(instance).stop(instance.name, grace_s=STOP_GRACE_S))
     with transaction.atomic():
-        Instance.objects.filter(pk=instance.pk).update(process_id=None, host="")
+        Instance.objects.filter(pk=instance.pk).update(process_id=None, host="", gpus=[])
         move(instance, InstanceState.STOPPED, actor=ACTOR, reason=command.reason, inputs={"command": command.pk})
 
 

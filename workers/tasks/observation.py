@@ -7,7 +7,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from controlplane.fleet.lifecycle import engine_logs
+from controlplane.fleet.lifecycle import engine_logs, hosts
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Instance, Launcher
 from workers.vllm import engine_log, hardware
@@ -21,17 +21,15 @@ ANSWERING = (InstanceState.READY, InstanceState.DRAINING)
 
 def observe_instances() -> int:
     """Note the phase of loading instances, measure serving ones, and shorten logs. Return how many rows changed."""
-    rows = Instance.objects.select_related("deployment").exclude(state=InstanceState.STOPPED)
+    rows = Instance.objects.select_related("deployment", "node").exclude(state=InstanceState.STOPPED)
     changed = 0
     due = []
     for instance in rows:
         path = engine_logs.path_of(instance)
         if path is not None and engine_log.shorten(path):
             logger.info("the log of %s was shortened", instance.name)
-        phase = engine_log.startup(engine_log.tail(path)) if path and instance.state == InstanceState.LOADING else ""
-        if phase != instance.startup:
-            Instance.objects.filter(pk=instance.pk, state=instance.state).update(startup=phase)
-            changed += 1
+        if instance.state != InstanceState.LOADING or not hosts.obstacle(instance):
+            changed += engine_logs.note_phase(instance)
         if instance.state in ANSWERING and time.time() - instance.engine.get("measured_at", 0.0) >= MEASURE_EVERY_S:
             due.append(instance)
     for instance, engine in zip(due, asyncio.run(_measure_all(due)), strict=True):

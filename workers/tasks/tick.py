@@ -10,6 +10,7 @@ from controlplane.fleet.swaps.selectors import open_swaps
 from controlplane.jobs.services import recorded
 from workers.celery import app
 from workers.tasks import fleet
+from workers.tasks.nodes import report_nodes
 from workers.tasks.observation import observe_instances
 from workers.tasks.rollouts import advance_rollouts
 
@@ -26,6 +27,7 @@ STEPS: Final[dict[str, Callable[[], Any]]] = {
     "advance-rollouts": advance_rollouts,
     "advance-swaps": advance_swaps,
     "observe-instances": observe_instances,
+    "report-nodes": report_nodes,
 }
 """By the names of their jobs."""
 

@@ -38,7 +38,7 @@ STARTING = "Starting"
 PREFIX = re.compile(r"^\([\w ]+ pid=\d+\) ?")  # (EngineCore pid=8834)
 STAMP = re.compile(r"^(?:ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]+\] ?")
 EXCEPTION = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit|Timeout))(?:: (.*))?$")
-ARGUMENTS = re.compile(r"^[\w./-]+: error: ")  # argparse
+ARGUMENTS = re.compile(r"^[\w./-]+(?: \w+)?: error: ")  # argparse, of `vllm serve` too
 # Errors that only pass on that another process has failed.
 SECOND_HAND = re.compile(
     r"EngineDeadError|See (?:root cause|stack trace)|EngineCore encountered an issue|"

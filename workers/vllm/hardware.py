@@ -1,5 +1,6 @@
 """Memory that the processes of a server use, on GPUs by `nvidia-smi`."""
 
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -7,9 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from workers.vllm import processes
+from workers.vllm.gpu_faults import address_of
 
 MIB = 2**20
 QUERY_LIMIT_S = 15.0
+GPU_QUERY = ("--query-gpu=index,pci.bus_id", "--format=csv,noheader")
 PROCESS_QUERY = ("--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
 
 
@@ -34,6 +37,28 @@ def gpu_memory_of(members: Mapping[int, object]) -> int | None:
     except HardwareError:
         return None
     return None if text is None else sum(size for process, size in parse_processes(text).items() if process in members)
+
+
+def gpu_addresses() -> dict[str, str]:
+    """Return the addresses on the bus (`gpu_faults.address_of`) of this machine's GPUs by number; none if unknown."""
+    try:
+        text = _nvidia_smi(GPU_QUERY) or ""
+    except HardwareError:
+        return {}
+    rows = (line.partition(",") for line in text.splitlines())
+    return {index.strip(): address for index, _, rest in rows if (address := address_of(rest))}
+
+
+def driver_messages(since_s: float) -> str:
+    """Return what the NVIDIA driver has written to the kernel's log from *since_s* (seconds after boot) on; "" where that
+    may not be read.
+    """
+    try:
+        done = subprocess.run(["dmesg"], capture_output=True, text=True, timeout=QUERY_LIMIT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    stamped = (re.match(r"\[ *([\d.]+)\] (NVRM: .*)", line) for line in done.stdout.splitlines())
+    return "".join(f"{found[2]}\n" for found in stamped if found and float(found[1]) >= since_s)
 
 
 def processes_of(leader: int) -> dict[int, int]:

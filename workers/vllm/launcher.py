@@ -40,10 +40,11 @@ class LaunchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A running server: its base address without `/v1`, and the leader of its process group if it is a process."""
+    """A running server: its base address without `/v1`, and if it is a process the leader of its group, and its GPUs."""
 
     url: str
     process_id: int | None
+    gpus: Sequence[str] = ()
 
 
 class Launcher(Protocol):
@@ -127,7 +128,7 @@ class ProcessLauncher:
         async with self._lock(name):
             record = self._read(name)
             if record is not None and processes.runs(record):
-                return Launched(record.url, record.process_id)
+                return Launched(record.url, record.process_id, tuple(record.gpus))
             if record is not None:
                 await processes.end(record, 0.0)  # engine processes of a server that died
             async with self._lock(PLACES):
@@ -141,7 +142,7 @@ class ProcessLauncher:
                 started = processes.started_ticks(process_id)
                 record = Record(process_id, started, processes.boot_id(), _url(spec.host, port), gpus, mark)
                 self._pid_file(name).write_bytes(orjson.dumps(asdict(record)))
-        return Launched(record.url, record.process_id)
+        return Launched(record.url, record.process_id, tuple(record.gpus))
 
     async def stop(self, name: str, *, grace_s: float = 10.0) -> None:
         name = _checked(name)
@@ -169,6 +170,11 @@ class ProcessLauncher:
         """Return how the last server *name* ended (`processes.how_it_ended`)."""
         record = self.record(name)
         return processes.how_it_ended(record) if record else ""
+
+    def is_gone(self, name: str) -> bool:
+        """Return whether no process of the last server *name* is left on this machine."""
+        record = self.record(name)
+        return record is None or not processes.members(record)
 
     def record(self, name: str) -> Record | None:
         """Return the record of the last start of *name*, running or not."""
@@ -254,12 +260,16 @@ def _free_port(spec: LaunchSpec, taken: Set[str]) -> int:
 
 
 def _free_gpus(spec: LaunchSpec, taken: Set[str]) -> tuple[str, ...]:
-    """Return the first visible GPUs that are not among *taken*; none if their number is unknown."""
+    """Return the first visible GPUs that are neither *taken* nor cordoned, suspect ones last; none if their number is
+    unknown.
+    """
     visible = os.environ.get(VISIBLE_GPUS) or ",".join(map(str, range(spec.gpus)))
-    free = [gpu for gpu in visible.split(",")[: spec.gpus] if gpu not in taken]
+    free = [gpu for gpu in visible.split(",")[: spec.gpus] if gpu not in taken and gpu not in spec.cordoned_gpus]
+    free.sort(key=lambda gpu: gpu in spec.suspect_gpus)
     if spec.gpus and len(free) < spec.tensor_parallel:
         raise LaunchError(
-            f"{spec.name}: it needs {spec.tensor_parallel} of {spec.gpus} GPUs, and other servers leave {len(free)}."
+            f"{spec.name}: it needs {spec.tensor_parallel} of {spec.gpus} GPUs, and other servers"
+            f"{f' and {len(spec.cordoned_gpus)} cordoned' if spec.cordoned_gpus else ''} leave {len(free)}."
         )
     return tuple(free[: spec.tensor_parallel])
 

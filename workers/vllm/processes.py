@@ -56,6 +56,11 @@ def started_ticks(process_id: int) -> int:
     return stat.started_ticks if stat else 0
 
 
+def started_s(record: Record) -> float:
+    """Return when its API server started, in seconds after boot."""
+    return record.started_ticks / os.sysconf("SC_CLK_TCK")
+
+
 def runs(record: Record) -> bool:
     """Return whether its API server lives. Reaps our own dead child, so that no zombie stays."""
     stat = status_of(record.process_id)

@@ -71,6 +71,8 @@ class LaunchSpec(ServerSpec):
     port: int = 0  # 0: the process launcher takes a free one
     tensor_parallel: int = 1
     gpus: int = 0  # of the machine; 0: unknown, and the process launcher leaves the choice to vLLM
+    cordoned_gpus: tuple[str, ...] = ()  # of the machine, by name: it gets none of them
+    suspect_gpus: tuple[str, ...] = ()  # it gets them last
     shares_gpus_with: tuple[str, ...] = ()  # servers of these names have the same GPUs; one at most is awake
     max_lora_rank: int = 0  # of the adapters that it may load; 0: none
     sleep_mode: bool = False  # whether it can give its GPUs' memory back while it sleeps

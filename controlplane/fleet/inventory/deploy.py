@@ -429,10 +429,11 @@ def usual_launcher() -> str:
 
 
 def gpus_by_place() -> list[tuple[str, str, int, int]]:
-    """Return (region, GPU type, GPUs, free GPUs) of all active nodes."""
+    """Return (region, GPU type, GPUs, free GPUs) of all active nodes, without cordoned GPUs."""
     rows: dict[tuple[str, str], list[int]] = {}
     for node in Node.objects.filter(active=True).with_gpus_used().select_related("region", "gpu_type"):
         row = rows.setdefault((node.region.title, node.gpu_type.title), [0, 0])
-        row[0] += node.gpu_count
-        row[1] += node.gpu_count - cast(Any, node).gpus_used
+        usable = node.gpu_count - cast(Any, node).gpus_cordoned
+        row[0] += usable
+        row[1] += node.free_gpus() if usable < node.gpu_count else usable - cast(Any, node).gpus_used
     return [(region, gpu_type, gpus, free) for (region, gpu_type), (gpus, free) in sorted(rows.items())]

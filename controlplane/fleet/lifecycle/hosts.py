@@ -2,14 +2,15 @@
 
 An instance remembers the host that started it, until it is stopped there. A command for it is carried out on that host
 alone; elsewhere it is left as it is and passed on to the queue of its node, `node.<name>`, where that host's worker takes
-it up. Emulated instances and servers started elsewhere belong to no host.
+it up. A node belongs to the host of its agent, the worker that was last started on its queue; one that never had an agent,
+to the machine with its address. Emulated instances and servers started elsewhere belong to no host.
 """
 
 import socket
 
 from django.conf import settings
 
-from controlplane.fleet.models import Instance, Launcher
+from controlplane.fleet.models import Instance, Launcher, Node
 
 
 def obstacle(instance: Instance) -> str:
@@ -24,12 +25,21 @@ def obstacle(instance: Instance) -> str:
             f"the worker on queue {queue_of(instance)} there acts for it"
         )
     node = instance.node
-    if node is None or is_here(node.address):
+    if node is None or acts_for(node):
         return ""
     return (
-        f"{instance.name} is placed on node {node.name} at {node.address}, and this host is {settings.HOST}: "
-        f"the worker on queue {queue_of(instance)} there starts it"
+        f"{instance.name} is placed on node {node.name} at {node.host or node.address}, and this host is "
+        f"{settings.HOST}: the worker on queue {queue_of(instance)} there starts it"
     )
+
+
+def acts_for(node: Node) -> bool:
+    """Return whether this host is *node*."""
+    return node.host == settings.HOST if node.host else is_here(node.address)
+
+
+def queue_of_node(node: Node) -> str:
+    return f"node.{node.name}"
 
 
 def queue_of(instance: Instance) -> str:

@@ -51,6 +51,16 @@ def launch_spec(instance: Instance, profile: PerformanceProfile | None = None) -
     )
 
 
+def start_spec(instance: Instance) -> LaunchSpec:
+    """Return the launch specification of *instance* for its start now: with what is known of the GPUs of its node."""
+    known = list(instance.node.gpus.all()) if instance.node else []
+    gpus = {
+        "cordoned_gpus": tuple(gpu.name for gpu in known if gpu.cordoned),
+        "suspect_gpus": tuple(gpu.name for gpu in known if gpu.failed_starts),
+    }
+    return launch_spec(instance).model_copy(update=gpus)
+
+
 def _common(deployment: Deployment, instance: Instance | None) -> dict[str, Any]:
     publishes = deployment.policy().follow_kv_events
     return {

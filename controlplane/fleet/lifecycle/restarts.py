@@ -21,7 +21,9 @@ def backoff(failures: int) -> timedelta:
 
 
 def due_at(instance: Instance) -> datetime:
-    """Return the time from which the failed *instance* may be started again."""
+    """Return the time from which the failed *instance* may be started again: at once where a GPU was to blame."""
+    if not instance.failures:
+        return instance.state_changed_at
     return instance.state_changed_at + backoff(instance.failures)
 
 

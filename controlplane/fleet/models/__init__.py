@@ -1,7 +1,17 @@
 """The inventory: hardware with prices, models, deployments and instances."""
 
 from controlplane.fleet.models.hardware import Device, GpuType, Region
-from controlplane.fleet.models.instances import CommandState, CommandVerb, Instance, InstanceCommand, Launcher, Node
+from controlplane.fleet.models.instances import (
+    CommandState,
+    CommandVerb,
+    Gpu,
+    Instance,
+    InstanceCommand,
+    Launcher,
+    Node,
+    Stock,
+    StockState,
+)
 from controlplane.fleet.models.owner import Owner
 from controlplane.fleet.models.prices import Price, PriceOf, Prices
 from controlplane.fleet.models.rollouts import Rollout, RolloutState
@@ -18,6 +28,7 @@ __all__ = [
     "Device",
     "Donation",
     "DonationState",
+    "Gpu",
     "GpuType",
     "Instance",
     "InstanceCommand",
@@ -36,6 +47,8 @@ __all__ = [
     "RolloutState",
     "SloClass",
     "SloKind",
+    "Stock",
+    "StockState",
     "Swap",
     "SwapGroup",
     "SwapState",

@@ -3,7 +3,7 @@
 from django.core.exceptions import ValidationError
 from django.core.validators import MinValueValidator
 from django.db import models
-from django.db.models import Exists, F, OuterRef, Q, QuerySet, Subquery, Sum
+from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Subquery, Sum
 from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Cast, Coalesce
 from django.utils import timezone
@@ -34,10 +34,16 @@ def _counted_once(instances: "QuerySet[Instance]") -> "QuerySet[Instance]":
 
 class NodeQuerySet(models.QuerySet["Node"]):
     def with_gpus_used(self) -> "NodeQuerySet":
-        """Annotate `gpus_used`: GPUs that instances which are not stopped have; shared ones count once."""
+        """Annotate `gpus_used`, GPUs that instances which are not stopped have (shared ones count once), and
+        `gpus_cordoned`.
+        """
         here = _counted_once(Instance.objects.order_by().filter(node=OuterRef("pk")))
         used = here.values("node").annotate(gpus=Sum(gpus_of())).values("gpus")
-        return self.annotate(gpus_used=Coalesce(Subquery(used, output_field=models.IntegerField()), 0))
+        cordoned = Gpu.objects.order_by().filter(node=OuterRef("pk")).exclude(cordoned="").values("node")
+        return self.annotate(
+            gpus_used=Coalesce(Subquery(used, output_field=models.IntegerField()), 0),
+            gpus_cordoned=Coalesce(Subquery(cordoned.annotate(count=Count("pk")).values("count")), 0),
+        )
 
 
 class Node(models.Model):
@@ -63,6 +69,16 @@ class Node(models.Model):
         help_text="Who cordoned it, and why: nothing is started there until an operator uncordons it. Empty: nobody.",
     )
 
+    host = models.CharField(
+        max_length=255,
+        blank=True,
+        editable=False,
+        help_text="Host of its agent, the worker on its queue; empty: none was ever started.",
+    )
+    reported_at = models.DateTimeField(
+        null=True, blank=True, editable=False, help_text="When its GPUs and its disk were last looked at."
+    )
+
     objects = NodeQuerySet.as_manager()
 
     class Meta:
@@ -72,7 +88,10 @@ class Node(models.Model):
         return self.name
 
     def free_gpus(self, without: "Instance | None" = None) -> int:
-        """Return free GPUs; stopped instances and *without*, with its swap group, do not count."""
+        """Return free GPUs that are not cordoned; stopped instances and *without*, with its swap group, do not count.
+
+        A failed instance claims its GPUs for its next start, but none on top of the cordoned ones.
+        """
         instances = self.instances.all()
         if without is not None:
             instances = instances.exclude(pk=without.pk)
@@ -80,19 +99,80 @@ class Node(models.Model):
                 instances = instances.exclude(swap_group=without.swap_group_id)
             if without.takes_over_id is not None:
                 instances = instances.exclude(pk=without.takes_over_id)
-        return self.gpu_count - (_counted_once(instances).aggregate(gpus=Sum(gpus_of()))["gpus"] or 0)
+        failed = Q(state=InstanceState.FAILED)
+        used = _counted_once(instances).aggregate(
+            failed=Sum(gpus_of(), filter=failed), others=Sum(gpus_of(), filter=~failed)
+        )
+        return self.gpu_count - (used["others"] or 0) - max(used["failed"] or 0, len(self.cordoned_gpus()))
+
+    def cordoned_gpus(self) -> set[str]:
+        """Return the names of its cordoned GPUs, without those whose servers run on: these count as used."""
+        cordoned = set(self.gpus.exclude(cordoned="").values_list("name", flat=True))
+        if cordoned:
+            ended = (InstanceState.STOPPED, InstanceState.FAILED)
+            cordoned.difference_update(*self.instances.exclude(state__in=ended).values_list("gpus", flat=True))
+        return cordoned
 
     def clean(self) -> None:
         if not self.pk:
             return
         running = self.instances.exclude(state=InstanceState.STOPPED)
-        if self.gpu_count is not None and self.free_gpus() < 0:
-            used = self.gpu_count - self.free_gpus()
+        used = _counted_once(self.instances.all()).aggregate(gpus=Sum(gpus_of()))["gpus"] or 0
+        if self.gpu_count is not None and used > self.gpu_count:
             raise ValidationError({"gpu_count": f"Instances on this node use {used} GPUs."})
         for field in ("region", "gpu_type"):
             value = getattr(self, f"{field}_id")
             if running.exclude(**{f"deployment__{field}": value}).exists():
                 raise ValidationError({field: "Instances on this node belong to deployments with another one."})
+
+
+class Gpu(models.Model):
+    """A GPU of a node that the node's agent, or the end of an instance there, has named."""
+
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="gpus")
+    name = models.CharField(max_length=80, help_text="As in CUDA_VISIBLE_DEVICES.")
+    address = models.CharField(max_length=32, blank=True, help_text="On the PCI bus, by which the driver names it.")
+    failed_starts = models.JSONField(
+        default=dict, help_text="Last errors of starts that failed on it, by model; empty once a start succeeds."
+    )
+    cordoned = models.CharField(
+        max_length=255,
+        blank=True,
+        help_text="Who cordoned it, and why: no instance gets it until an operator uncordons it. Empty: nobody.",
+    )
+
+    class Meta:
+        ordering = ["node__name", "name"]
+        constraints = [models.UniqueConstraint(fields=["node", "name"], name="one_row_per_gpu")]
+
+    def __str__(self) -> str:
+        return f"GPU {self.name} of {self.node}"
+
+
+class StockState(models.TextChoices):
+    MISSING = "missing", "Missing"
+    PULLING = "pulling", "Pulling"
+    PRESENT = "present", "Present"
+    FAILED = "failed", "Pull failed"
+
+
+class Stock(models.Model):
+    """Weights of a model or adapter that is deployed for the GPUs of a node, and whether they are on its disk."""
+
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="stock")
+    name = models.CharField(max_length=160, help_text="The model or adapter.")
+    source = models.CharField(max_length=255, help_text="Folder or repository that vLLM loads.")
+    state = models.CharField(max_length=16, choices=StockState.choices, default=StockState.MISSING)
+    bytes = models.PositiveBigIntegerField(default=0, help_text="On the disk, in bytes.")
+    error = models.CharField(max_length=400, blank=True, help_text="Why the last pull failed.")
+    changed_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["node__name", "name"]
+        constraints = [models.UniqueConstraint(fields=["node", "name"], name="one_row_per_stock")]
+
+    def __str__(self) -> str:
+        return f"{self.name} on {self.node}"
 
 
 class Launcher(models.TextChoices):
@@ -160,6 +240,13 @@ class Instance(models.Model):
         max_length=255,
         blank=True,
         help_text="Host whose worker started the process; commands belong to it until it stops.",
+    )
+    gpus = models.JSONField(
+        "GPUs",
+        default=list,
+        blank=True,
+        editable=False,
+        help_text="Of its process, by name; empty: not known, or none.",
     )
     launched_with = models.JSONField(
         default=dict,

@@ -15,7 +15,7 @@ from workers.vllm.launcher import LaunchError
 from workers.vllm.spec import LaunchSpec
 
 OF_ONE_INSTANCE = {"name", "host", "port", "gpus", "startup_s", "sleep_s", "wake_s", "reload_s"}
-OF_ONE_INSTANCE |= {"shares_gpus_with", "sleep_mode"}
+OF_ONE_INSTANCE |= {"shares_gpus_with", "cordoned_gpus", "suspect_gpus", "sleep_mode"}
 """Fields that differ between instances of one deployment."""
 SHOWN_AS = {"extra_args": "vllm_args", "max_model_len": "context_tokens", "cpu_kv_bytes": "kv_cache"}
 SHOWN_AS |= {"kv_blocks": "kv_cache", "enable_kv_cache_events": "kv_events"}

@@ -19,7 +19,7 @@ from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.routing.routers import prefilled, release
 from scheduling.scaling.spot import Donated, first_to_redeploy, redeploy_s
 from scheduling.simulation.cluster.build import give_adapter_slots
-from scheduling.simulation.cluster.description import Cluster, Delays
+from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.event_queue import reset_time
 from scheduling.simulation.cluster.loop import change
 from scheduling.simulation.cluster.state_changes import (
@@ -36,6 +36,7 @@ from scheduling.simulation.cluster.state_changes import (
 from scheduling.simulation.cluster.world import State, World
 from scheduling.simulation.engine.prefix_cache import clear_cache
 from scheduling.simulation.engine.state import FREE_SEQUENCES, IDLE, LEAVING, NONE, SEGMENT, configure
+from scheduling.simulation.scenario.fleet import Delays
 
 NEVER: Final = float("inf")
 SPOT_SPREAD: Final = 0.6

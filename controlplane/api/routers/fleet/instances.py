@@ -3,6 +3,7 @@
 from typing import Any
 
 from django.shortcuts import get_object_or_404
+from msgspec.structs import asdict
 from ninja import Router
 from ninja.params.functions import Query as QueryParam
 
@@ -12,7 +13,7 @@ from controlplane.api.resources import add_list, add_operations, schema_of
 from controlplane.api.schemas import Described, RowSchema
 from controlplane.fleet import selectors
 from controlplane.fleet.lifecycle import engine_logs
-from controlplane.fleet.lifecycle.states import Action, InstanceState
+from controlplane.fleet.lifecycle.states import Action
 from controlplane.fleet.models import (
     CommandState,
     CommandVerb,
@@ -57,11 +58,13 @@ InstanceDetail = schema_of(
 
 class LogOut(Described):
     lines: list[str]
-    """Last lines, oldest first; empty if the log is on another machine."""
+    """Last lines, oldest first."""
     file: str
-    """Path of the log on the worker's machine; empty for a server that Pilothouse did not start."""
+    """Path of the log on its machine; empty for a server that Pilothouse did not start."""
+    host: str
+    """Host of its agent, where the log was read; empty for this one."""
     error: str
-    """Error that ended the server, if any."""
+    """Error that ended the server, or why the log cannot be read; empty for none."""
 
 
 class RolloutOut(RowSchema):
@@ -103,13 +106,7 @@ def get_instance(request: ApiRequest, name: str) -> Instance:
 def get_instance_log(request: ApiRequest, name: str, lines: int = QueryParam(200, ge=1, le=2000)) -> dict[str, Any]:
     """Return the end of the server's log. Requires the role operator, since it may hold tenants' prompts."""
     request.auth.require(Role.OPERATOR)
-    row = get_object_or_404(selectors.instances(), name=name)
-    failed = row.state == InstanceState.FAILED
-    return {
-        "lines": engine_logs.last_lines(row, lines),
-        "file": str(engine_logs.path_of(row) or ""),
-        "error": engine_logs.root_error(row) if failed else "",
-    }
+    return asdict(engine_logs.read(get_object_or_404(selectors.instances(), name=name), lines))
 
 
 add_operations(router, INSTANCES)

@@ -19,7 +19,7 @@ from controlplane.applications.services import UNIT_BACKEND
 from controlplane.fleet.inventory import services
 from controlplane.fleet.inventory.fleet_file import Entry, FleetFileError, apply
 from controlplane.fleet.inventory.kinds import INSTANCE, KINDS, Kind
-from controlplane.resources.inventory import DEPLOYMENTS, MODELS, NODES, REGIONS, TARGET_COMPARISONS
+from controlplane.resources.inventory import DEPLOYMENTS, GPUS, MODELS, NODES, REGIONS, STOCK, TARGET_COMPARISONS
 
 router = Router(auth=VIEWERS, tags=["Inventory"])
 BY_NAME = {kind.name: kind for kind in (*KINDS, UNIT_BACKEND)}
@@ -27,6 +27,12 @@ BY_NAME = {kind.name: kind for kind in (*KINDS, UNIT_BACKEND)}
 for resource, name, about in (
     (REGIONS, "RegionOut", "List regions."),
     (NODES, "NodeOut", "Machines, and how many of their GPUs instances have."),
+    (
+        GPUS,
+        "GpuOut",
+        "GPUs that agents or failures have named: starts that failed on each, and by whom it is cordoned.",
+    ),
+    (STOCK, "StockOut", "Weights of models and adapters on the disks of the nodes that serve them."),
     (MODELS, "ModelOut", "Models. Tenants find the models that they can ask for in `/v1/models`."),
     (DEPLOYMENTS, "DeploymentOut", "List deployments with their policy."),
     (

@@ -15,7 +15,7 @@ from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Deployment, Region
 from controlplane.fleet.places import bounds
 from controlplane.fleet.rollouts import services as rollouts
-from controlplane.resources.inventory import NODES, REGIONS
+from controlplane.resources.inventory import GPUS, NODES, REGIONS, STOCK
 
 
 @require_safe
@@ -31,7 +31,16 @@ def places(request: HttpRequest) -> HttpResponseBase:
         short=[(row, most) for row in deployments if (most := allowed[row.pk][1]) < row.min_instances],
         regions=Region.objects.filter(active=True),
         region_columns=REGIONS.named(*REGIONS.page),
+        gpus=selectors.failed_gpus(),
+        gpu_columns=GPUS.named(*GPUS.page),
     )
+
+
+@require_safe
+@fleet_role(Role.VIEWER)
+def stock(request: HttpRequest) -> HttpResponseBase:
+    """Weights on the disks of nodes."""
+    return list_page(request, STOCK)
 
 
 DEPLOYMENTS = Deployment.objects.select_related("model", "region", "gpu_type")

@@ -1,7 +1,6 @@
 """Instances: the list, one instance, and its actions."""
 
 from datetime import timedelta
-from typing import Any
 
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
@@ -18,8 +17,8 @@ from controlplane.console.selectors.events import event_row
 from controlplane.console.selectors.instances import instance_row, instance_rows, worst_first
 from controlplane.events.selectors import events_about
 from controlplane.fleet.lifecycle import engine_logs
-from controlplane.fleet.lifecycle.states import Action, InstanceState
-from controlplane.fleet.models import Instance
+from controlplane.fleet.lifecycle.states import Action
+from controlplane.fleet.models import Instance, Launcher
 from controlplane.fleet.places import cordon_of
 from controlplane.fleet.rollouts import revisions
 from controlplane.fleet.rollouts.selectors import statuses
@@ -59,6 +58,7 @@ def instance(request: HttpRequest, name: str) -> HttpResponseBase:
     charts = instance_charts(state, filters["range"], row)
     if (answer := of_charts(request, charts, f"{row.name}-{{}}")) is not None:
         return answer
+    is_process = row.launcher == Launcher.PROCESS
     context = {
         **live_context(state, f"instance:{row.pk},events"),
         "filters": filters,
@@ -69,7 +69,8 @@ def instance(request: HttpRequest, name: str) -> HttpResponseBase:
         "profile": row.deployment.profile(),
         "prefix_hits": prefix_hits(timezone.now() - HITS_OVER, instance=row.name),
         "outdated": revisions.outdated([row]).get(row.pk, ()),
-        "log": _log(row) if may(request, Role.OPERATOR) else None,
+        # It may contain prompts.
+        "log": engine_logs.read(row, LOG_LINES_SHOWN) if is_process and may(request, Role.OPERATOR) else None,
         "charts": charts,
         "events": [event_row(event, with_subject=False) for event in events_about(row, limit=8)],
         "requests": LedgerRow.objects.select_related("tenant").filter(instance=row.name)[:REQUESTS_SHOWN],
@@ -80,15 +81,6 @@ def instance(request: HttpRequest, name: str) -> HttpResponseBase:
         ],
     }
     return render(request, "console/instances/instance.html", context)
-
-
-def _log(row: Instance) -> dict[str, Any] | None:
-    """Return the end of the log, which may contain prompts; None if Pilothouse did not start the server as a process."""
-    path = engine_logs.path_of(row)
-    if path is None:
-        return None
-    error = engine_logs.root_error(row) if row.state == InstanceState.FAILED else ""
-    return {"file": path, "lines": engine_logs.last_lines(row, LOG_LINES_SHOWN), "error": error}
 
 
 def _actions(row: Instance) -> list[Action]:
