@@ -52,11 +52,9 @@ def pools(scene: Scene, drawn: Workload, seed: int) -> Iterator[experiment.Case]
             "strategy": "reactive", "min_instances": scene.min_instances, "max_instances": scene.max_instances,
             "floor": False, "per_arrival": True,
         }  # fmt: skip
-        scenario = scene.scenario(siloed, release=release, scaling=scaling)
+        scenario = scene.scenario(siloed, release=release, scaling=scaling, sample_s=PARTS["pools"]["sample_s"])
         requests = scene.requests(drawn, seed, siloed)
-        yield experiment.Case.of(
-            {"strategy": name}, scenario, requests, until_s=DAY_S, seed=seed, sample_s=PARTS["pools"]["sample_s"]
-        )
+        yield experiment.Case.of({"strategy": name}, scenario, requests, until_s=DAY_S, seed=seed)
 
 
 def plans(paper: Setting, ours: Setting, sample_s: float) -> Iterator[experiment.Case]:
@@ -68,9 +66,9 @@ def plans(paper: Setting, ours: Setting, sample_s: float) -> Iterator[experiment
             "strategy": strategy, "min_instances": scene.min_instances, "max_instances": scene.max_instances,
             "floor": not faithful, "per_arrival": name == REACTIVE,
         }  # fmt: skip
-        scenario = scene.scenario(release=USE if faithful else SLACK, scaling=scaling)
+        scenario = scene.scenario(release=USE if faithful else SLACK, scaling=scaling, sample_s=sample_s)
         requests = scene.requests(made.workload, made.seed)
-        hooks: dict[str, Any] = {"until_s": made.until_s, "seed": made.seed, "sample_s": sample_s}
+        hooks: dict[str, Any] = {"until_s": made.until_s, "seed": made.seed}
         if chosen.uses_advice:
             beta = BETA if faithful else 0.0
             hooks["advisor"] = made.planner(chosen.plans_for, scene.usd_per_hour, niw_share=beta)

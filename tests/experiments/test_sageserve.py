@@ -1,11 +1,13 @@
 """What SageServe's experiment compares strategies with, and what our own plans are made for."""
 
+import numpy as np
 import pytest
 
-from controlplane.experiments import sageserve
+from controlplane.experiments import sageserve, sageserve_mixed
 from controlplane.experiments.shared import scenes
 from controlplane.experiments.shared.setting import in_windows, minutes
 from scheduling.scaling import Pilothouse, make_strategy
+from scheduling.simulation.measures.results import spells
 
 
 @pytest.fixture(autouse=True)
@@ -37,3 +39,15 @@ def test_foreknown_plans_for_the_demand_that_comes_and_keeps_its_name():
 
 def test_our_own_plans_keep_more_than_they_add_for():
     assert 0 < Pilothouse.plans_for.soon < Pilothouse.plans_for.kept <= 1
+
+
+def test_hours_of_a_mixed_day_are_the_times_that_instances_spent_in_states():
+    scene = scenes.mixed(0.01)
+    run = next(sageserve_mixed.pools(scene, scene.demand(0.05, 1), 1)).simulate()
+    spent = spells(run.result, run.result.end_s)
+    by_state = np.zeros(run.result.state_s.shape)
+    np.add.at(by_state, (spent.instance, spent.state), spent.ended_s - spent.began_s)
+    assert by_state == pytest.approx(run.result.state_s, abs=1e-6)
+    row = sageserve_mixed.measured(run, sageserve_mixed.of_busiest)
+    assert sum(row["hours_by_model"].values()) == pytest.approx(row["instance_hours"])
+    assert row["series"]["hours_course"].keys() == scene.regions.keys()
