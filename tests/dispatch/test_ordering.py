@@ -90,17 +90,6 @@ async def test_no_prediction_delays_a_request_beyond_the_bound(sick, stretch):
     assert waited > count // 2, "or order would hardly matter"
 
 
-async def test_right_predictions_serve_the_short_first_and_lower_the_mean():
-    random = np.random.default_rng(5)
-    output = np.clip(random.geometric(1 / 15, 60), 1, MOST)
-    requests = make_requests(np.zeros(60), np.full(60, 8), output)
-    known = output.tolist()
-    begun = {name: np.array(await begins(name, 50.0, requests, known)) for name in ("fcfs", "ssjf")}
-    assert begun["ssjf"].mean() < 0.75 * begun["fcfs"].mean()
-    order = np.argsort(begun["ssjf"][1:], kind="stable")  # the first found the instance idle
-    assert (np.diff(output[1:][order]) >= 0).all()
-
-
 def dispatcher(*endpoints: EndpointSpec) -> Dispatcher:
     topology = Topology()
     topology.apply(Inventory(models={"m": ModelSpec("m", 1000, 0)}, endpoints=endpoints, instances=()))
