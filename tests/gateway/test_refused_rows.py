@@ -15,7 +15,7 @@ from controlplane.gateway.ledger.entry import COLUMNS, REQUEST_ID, Row, fitted
 from controlplane.gateway.ledger.writer import DEAD_LETTERS, Ledger, is_away, write_all
 from controlplane.gateway.models import LedgerRow
 from tests.gateway.rows import ledger_row
-from tests.gateway.test_ledger import entries  # noqa: F401
+from tests.gateway.test_ledger import entries, filled, started  # noqa: F401
 from tests.triggers import refuse, stop_refusing
 
 NOBODY = 10**9  # no tenant has this number
@@ -39,9 +39,7 @@ def letters(folder) -> list[str]:
 @pytest.mark.parametrize("at", [[0], [3], [1, 2], [0, 1, 2, 3]])
 async def test_all_others_are_written_in_order_at_once(entries, tmp_path, at):  # noqa: F811
     """C27."""
-    ledger = Ledger(10, tmp_path)
-    for number, entry in enumerate(entries):
-        ledger.add(bad(entry) if number in at else entry)
+    ledger = filled([bad(entry) if number in at else entry for number, entry in enumerate(entries)], tmp_path)
     assert await ledger.flush()
     assert await sync_to_async(request_ids)() == [f"r{number}" for number in range(4) if number not in at]
     assert (ledger.held, ledger.refused, ledger.written) == (0, len(at), 4 - len(at))
@@ -70,9 +68,7 @@ async def test_a_trigger_against_one_row_holds_no_other(entries, tmp_path, sqlst
     table = LedgerRow._meta.db_table
     await sync_to_async(refuse)(table, "INSERT", "NEW.request_id = 'r1'", REFUSES[sqlstate])
     try:
-        ledger = Ledger(10, tmp_path)
-        for entry in entries:
-            ledger.add(entry)
+        ledger = filled(entries, tmp_path)
         assert await ledger.flush()
     finally:
         await sync_to_async(stop_refusing)()
@@ -133,13 +129,8 @@ async def test_rows_wait_for_the_database_alone_and_it_is_said_since_when(
 
 async def test_a_journal_is_read_the_same_way(entries, tmp_path):  # noqa: F811
     """C27."""
-    first = Ledger(10, tmp_path)
-    for entry in (entries[0], bad(entries[1]), entries[2]):
-        first.add(entry)
-    first.journal.close()  # killed
-    second = Ledger(10, tmp_path)
-    await second.start()
-    await second.stop()
+    filled((entries[0], bad(entries[1]), entries[2]), tmp_path).journal.close()  # killed
+    await started(tmp_path)
     assert await sync_to_async(request_ids)() == ["r0", "r2"]
     third = Ledger(10, tmp_path)
     await third.start()
@@ -157,9 +148,7 @@ async def test_dead_letters_under_a_journals_name_are_written_by_the_next_start(
     text = (tmp_path / DEAD_LETTERS).read_text()
     (tmp_path / DEAD_LETTERS).unlink()
     (tmp_path / "ledger-unsaved-again.jsonl").write_text(text.replace('"many"', "7"))
-    following = Ledger(10, tmp_path)
-    await following.start()
-    await following.stop()
+    await started(tmp_path)
     assert await sync_to_async(request_ids)() == ["r1", "r0"]
 
 
