@@ -33,8 +33,8 @@ from scheduling.queueing.waiting_set import (
     remove,
 )
 from scheduling.routing import adapters, predictive, requests_ahead
-from scheduling.routing.adapters import allow_all, exclude_without_adapter
 from scheduling.routing.candidates import COLUMNS, write_loads
+from scheduling.routing.filters import allow_all, exclude
 from scheduling.routing.regions import add_prefill, better_home, choose_region, pressure
 from scheduling.routing.requests_ahead import close_ahead, open_ahead
 from scheduling.routing.routers import (
@@ -63,8 +63,7 @@ def dispatch(
     - Consider only the head of the heap: a request that needs more room than there is blocks those behind it; otherwise
       it could wait forever behind small ones.
     - Route it by the policy with code *policy* (`routing.POLICY_CODES`): to an instance with room, or, if there is
-      none, to one that may hold it ahead (`allowance`). A LoRA adapter that it uses rules some out
-      (`adapters.exclude_without_adapter`).
+      none, to one that may hold it ahead (`allowance`), of those that may get it (`filters.exclude`).
     - Remove it from the heap, write its instance, and place its load.
 
     Writes the inputs of the decision into *rows* (`routing.candidates`), if there are any. Return (slot, instance), or (-1,
@@ -75,20 +74,17 @@ def dispatch(
     if slot < 0:
         return -1, -1
     prompt_tokens, output_tokens = waiting.prompt_tokens[slot], waiting.output_tokens[slot]
-    adapter = int(waiting.adapter[slot])
-    if adapter >= 0:
-        exclude_without_adapter(fleet, endpoints, endpoint, adapter, int(prompt_tokens), int(output_tokens))
+    filtered = exclude(fleet, endpoints, waiting, endpoint, int(slot))
     instance = route(fleet, endpoints, policy, endpoint, prompt_tokens, output_tokens)
     opened = instance < 0 and open_ahead(fleet, endpoints, endpoint)
     if opened:
-        if adapter >= 0:
-            exclude_without_adapter(fleet, endpoints, endpoint, adapter, int(prompt_tokens), int(output_tokens))
+        exclude(fleet, endpoints, waiting, endpoint, int(slot))
         instance = route(fleet, endpoints, policy, endpoint, prompt_tokens, output_tokens)
     if rows.shape[0] > 0 and instance >= 0:
         write_loads(fleet, endpoints, endpoint, int(prompt_tokens), int(output_tokens), instance, rows)
     if opened:
         close_ahead(fleet, endpoints, endpoint)
-    if adapter >= 0:
+    if filtered:
         allow_all(fleet, endpoints, endpoint)
     if instance < 0:
         return -1, -1

@@ -21,7 +21,7 @@ from controlplane.planning import scenario
 from controlplane.planning.forecasts import services as forecasts
 from controlplane.planning.management.commands import backtest
 from controlplane.simulation.forecasts import forecaster_named
-from controlplane.simulation.planner import _forecasters
+from controlplane.simulation.planner import _check_forecasters
 from controlplane.simulation.whatif.changes.base import ChangeError
 from controlplane.simulation.whatif.changes.policies import PolicyChange
 from forecasting import models_extra
@@ -140,7 +140,7 @@ class TestSimulations:
         with pytest.raises(
             ScenarioError, match=r"mine.toml, line \d+, forecast.forecaster: The forecaster mlstm needs"
         ):
-            _forecasters(load_scenario(path), path, [])
+            _check_forecasters(load_scenario(path), path)
         with pytest.raises(ValueError, match="run `make models`"):
             forecaster_named("mlstm")
 

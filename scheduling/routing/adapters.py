@@ -157,7 +157,7 @@ def _delay_s(fleet: FleetArrays, instance: int, tier: int, prompt_tokens: int, o
 def exclude_without_adapter(
     fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, adapter: int, prompt_tokens: int, output_tokens: int
 ) -> None:
-    """Exclude the instances of *endpoint* that cannot serve a request with *adapter*, until `allow_all`."""
+    """Exclude the instances of *endpoint* that cannot serve a request with *adapter*, until `filters.allow_all`."""
     on_gpu_s = in_memory_s = np.inf
     for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
         instance = endpoints.members[at]
@@ -178,13 +178,6 @@ def exclude_without_adapter(
             nearer_s = on_gpu_s if tier == IN_MEMORY else in_memory_s
             if nearer_s < _delay_s(fleet, instance, tier, prompt_tokens, output_tokens):
                 fleet.passed_over[instance] = 1
-
-
-@compiled_internal
-def allow_all(fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int) -> None:
-    """End `exclude_without_adapter`."""
-    for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
-        fleet.passed_over[endpoints.members[at]] = 0
 
 
 def warm_up(fleet: FleetArrays, endpoints: EndpointArrays) -> None:

@@ -38,7 +38,6 @@ from scheduling.lookahead import maps as lookahead
 from scheduling.lookahead.maps import LookAhead, peak_tokens, tokens_now
 from scheduling.lookahead.rule import BETA, ITERATIONS, MEMORY_ABOVE
 from scheduling.queueing.waiting_set import WaitingArrays, allocate_waiting, enqueue, free_slot, leave, peek
-from scheduling.routing.adapters import allow_all, exclude_without_adapter
 from scheduling.routing.cached_blocks import chain, drop, hold, leading
 from scheduling.routing.candidates import (
     CACHED,
@@ -54,6 +53,7 @@ from scheduling.routing.candidates import (
     SCORE,
     write_load,
 )
+from scheduling.routing.filters import allow_all, exclude
 from scheduling.routing.prefix_affinity import (
     UNKNOWN,
     Affinity,
@@ -352,20 +352,17 @@ def dispatch_ahead(
     if slot < 0:
         return -1, -1
     prompt_tokens, output_tokens = waiting.prompt_tokens[slot], waiting.output_tokens[slot]
-    adapter = int(waiting.adapter[slot])
-    if adapter >= 0:
-        exclude_without_adapter(fleet, endpoints, endpoint, adapter, int(prompt_tokens), int(output_tokens))
+    filtered = exclude(fleet, endpoints, waiting, endpoint, int(slot))
     instance = route_ahead(
         fleet, endpoints, ahead, affinity, policy, endpoint, int(slot), int(prompt_tokens), int(output_tokens), rows
     )
     if instance < 0 and open_ahead(fleet, endpoints, endpoint):
-        if adapter >= 0:
-            exclude_without_adapter(fleet, endpoints, endpoint, adapter, int(prompt_tokens), int(output_tokens))
+        exclude(fleet, endpoints, waiting, endpoint, int(slot))
         instance = route_ahead(
             fleet, endpoints, ahead, affinity, policy, endpoint, int(slot), int(prompt_tokens), int(output_tokens), rows
         )
         close_ahead(fleet, endpoints, endpoint)
-    if adapter >= 0:
+    if filtered:
         allow_all(fleet, endpoints, endpoint)
     if instance < 0:
         return -1, -1

@@ -50,6 +50,11 @@ def of_apps() -> Iterator[Rule]:
 
 RULES = [
     Rule(("scheduling",), (*FRAMEWORKS, "forecasting", "workers", "controlplane")),
+    Rule(
+        under("scheduling", "fleet", "routing", "queueing", "lookahead", "applications", "scaling"),
+        under("scheduling", "control", "simulation"),
+    ),
+    Rule(("scheduling.control",), ("scheduling.simulation",)),
     Rule(("forecasting",), (*FRAMEWORKS, "scheduling", "workers", "controlplane")),
     Rule(("workers.vllm", "workers.emulator"), (*FRAMEWORKS, "controlplane", "workers.tasks", "workers.celery")),
     Rule(("workers.vllm",), ("workers.emulator",)),

@@ -34,8 +34,9 @@ from scheduling.queueing.ordering import (
 )
 from scheduling.queueing.virtual_queues import insert_loose, may_balance, pull
 from scheduling.queueing.waiting_set import charge, claim, enqueue, free_slot, peek, rerank, settle
-from scheduling.routing.adapters import allow_all, end_use, exclude_without_adapter, load_s, tier_of, use_adapter
+from scheduling.routing.adapters import end_use, load_s, tier_of, use_adapter
 from scheduling.routing.cached_blocks import drop, hold, holds
+from scheduling.routing.filters import allow_all, exclude
 from scheduling.routing.models import RULES, ModelRule
 from scheduling.routing.predictive import dispatch_ahead
 from scheduling.routing.prefix_affinity import BLOCK_TOKENS, forget_known, learn, note
@@ -169,13 +170,11 @@ def deliver(world: World, endpoint: int, now_s: float) -> None:
 @compiled_inline
 def _shortest(world: World, endpoint: int, slot: int, now_s: float, source: int) -> int:
     """Return `choices.shortest` when no instance that may hold requests ahead has room."""
-    opened, adapter = False, int(world.waiting.adapter[slot])
-    prompt, output = int(world.waiting.prompt_tokens[slot]), int(world.waiting.output_tokens[slot])
+    opened = False
+    if world.waiting.adapter[slot] >= 0:
+        observe_memory(world.fleet, world.endpoints, world.engines, endpoint, now_s, source)
     while True:
-        if adapter >= 0:
-            if not opened:
-                observe_memory(world.fleet, world.endpoints, world.engines, endpoint, now_s, source)
-            exclude_without_adapter(world.fleet, world.endpoints, endpoint, adapter, prompt, output)
+        filtered = exclude(world.fleet, world.endpoints, world.waiting, endpoint, slot)
         instance = shortest(world, endpoint, slot, now_s, source)
         if instance >= 0 or opened or world.policies[endpoint].dispatch_round_trip_ms == 0.0:
             break
@@ -184,7 +183,7 @@ def _shortest(world: World, endpoint: int, slot: int, now_s: float, source: int)
             break
     if opened:
         close_ahead(world.fleet, world.endpoints, endpoint)
-    if adapter >= 0:
+    if filtered:
         allow_all(world.fleet, world.endpoints, endpoint)
     return instance
 

@@ -13,7 +13,6 @@ from scheduling.routing.adapters import (
     IN_MEMORY,
     NOT_LOADED,
     ON_GPU,
-    allow_all,
     drop_adapter,
     end_use,
     exclude_without_adapter,
@@ -22,6 +21,7 @@ from scheduling.routing.adapters import (
     tier_of,
     use_adapter,
 )
+from scheduling.routing.filters import allow_all
 from scheduling.routing.routers import least_request
 from tests.kernels import from_python
 from workers.emulator.adapters import AdapterCache
