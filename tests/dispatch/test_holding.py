@@ -23,7 +23,7 @@ class Fleet(VirtualFleet):
     """Instances of ten sequences, whose dispatcher's records are kept."""
 
     def __init__(self, *arguments):
-        self.held, self.moves, self.placed, self.refused = [], [], {}, []
+        self.held, self.moves, self.placed = [], [], {}
         super().__init__(*arguments)
 
     def hear(self, record):
@@ -35,8 +35,6 @@ class Fleet(VirtualFleet):
                 self.moves.append(record)
             case port.Placed():
                 self.placed[record.number] = record
-            case port.Refused():
-                self.refused.append((record.number, record.code))
 
     def submit(self, *, interactive=False, deadline_s=24 * HOUR_S, region="east", **more):
         number = len(self.courses)

@@ -14,7 +14,6 @@ from controlplane.dispatch.live_fleet.inventory import (
     SwapGroupSpec,
     SwapMemberSpec,
 )
-from controlplane.dispatch.port import Finished
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.tuning.selectors import Values
 from scheduling.control.swaps import REFUSED_S, RETRY_S, Swaps
@@ -83,9 +82,6 @@ class Pair(Served):
         self.now_s += after_s
         self.dispatcher.sweep()
         return [(self.topology.by_slot[slot].spec.instance_id, why) for slot, why in self.swaps.wanted()]
-
-    def finish(self):
-        self.dispatcher.take(Finished(self.placed[-1].number))
 
     def order(self):
         arrays, models = self.dispatcher.queue.arrays.groups, []

@@ -166,7 +166,7 @@ class TestLoad:
         assert await of(Event.objects.filter(kind="scaling.added"), "actor") == [("reactive floor",)]
         assert await of(InstanceCommand.objects, "verb", "state") == [("start", "done")]
         await release(managed, sent)
-        await until(lambda: any(call[0] == "stop" for call in launcher.calls), 20)
+        await until(lambda: any(call[0] == "stop" for call in launcher.calls[2:]), 20)
         assert await of(ScalingMove.objects.order_by("pk"), "delta") == [(1,), (-1,)]
         await until(lambda: managed.gateway.topology.fleet.accepting.sum() == 1, WITHIN_S)
         assert (await managed.chat()).status == 200

@@ -185,7 +185,7 @@ def test_the_work_ahead_of_a_request_follows_the_plain_rule(drawn, state, own, m
     assert (others_s2 > 0.0) == (expected_s > gpus.ready_s), "a swap is not known to the second"
 
 
-def test_the_holder_of_the_gpus_is_up_at_its_time(self):
+def test_the_holder_of_the_gpus_is_up_at_its_time():
     shared = Shared()
     shared.swap(1, up_s=9.0)
     note_phase(shared.arrays, 1, COMES, 20.0)
