@@ -472,8 +472,12 @@ class Feature(NamedTuple):
     """Whether it made a difference: a scenario in which it did not would pass for nothing."""
 
 
-def refused(code: str) -> Callable[[Both], bool]:
-    return lambda both: any(each.refused == code for each in both.live.courses.values())
+def refused(code: str, least: int = 1) -> Callable[[Both], bool]:
+    return lambda both: sum(each.refused == code for each in both.live.courses.values()) >= least
+
+
+def said(what: str, least: int = 1) -> Callable[[Both], bool]:
+    return lambda both: len(both.said(what)) >= least
 
 
 FEATURES = {
@@ -500,10 +504,10 @@ FEATURES = {
     "failures of groups": Feature(
         failures, lambda both: both.counters["requeued"] > 0 == both.counters["failed"] and bool(both.said("left"))
     ),
-    "fallbacks": Feature(fallbacks, lambda both: len(both.said("fell back")) > 10),
-    "late fallbacks": Feature(late_fallbacks, lambda both: len(both.said("fell back: wait")) > 0),
-    "promises": Feature(promises, refused("deadline_unreachable")),
-    "degrades": Feature(degrades, lambda both: len(both.said("admitted as batch")) > 0),
+    "fallbacks": Feature(fallbacks, said("fell back", 11)),
+    "late fallbacks": Feature(late_fallbacks, said("fell back: wait", 8)),
+    "promises": Feature(promises, refused("deadline_unreachable", 8)),
+    "degrades": Feature(degrades, said("admitted as batch", 8)),
     "spot": Feature(
         spot,
         lambda both: (

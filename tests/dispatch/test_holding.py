@@ -8,8 +8,8 @@ from controlplane.dispatch import port
 from controlplane.dispatch.queues.held import HeldView
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
-from scheduling.queueing.held_work import LOOK_S, PROMOTED_AFTER_S
-from scheduling.queueing.release_rule import AT_ONCE, USE, ReleaseRule
+from scheduling.queueing.held_work import LOOK_S
+from scheduling.queueing.release_rule import AT_ONCE, ReleaseRule
 from scheduling.simulation.cluster import description as simulated
 from scheduling.simulation.engine.config import EngineConfig
 from tests.clocks.both import fleet_of
@@ -23,7 +23,7 @@ class Fleet(VirtualFleet):
     """Instances of ten sequences, whose dispatcher's records are kept."""
 
     def __init__(self, *arguments):
-        self.held, self.moves, self.placed, self.refused = [], [], {}, []
+        self.held, self.moves, self.placed = [], [], {}
         super().__init__(*arguments)
 
     def hear(self, record):
@@ -35,8 +35,6 @@ class Fleet(VirtualFleet):
                 self.moves.append(record)
             case port.Placed():
                 self.placed[record.number] = record
-            case port.Refused():
-                self.refused.append((record.number, record.code))
 
     def submit(self, *, interactive=False, deadline_s=24 * HOUR_S, region="east", **more):
         number = len(self.courses)
@@ -75,37 +73,6 @@ def test_interactive_requests_are_not_held_and_others_go_where_use_is_lowest():
     assert moved[numbers[0]].released == {"why": "trough", "use": 0.0, "held_s": LOOK_S, "priority": 1}
 
 
-def test_released_work_does_not_close_its_own_gate_but_fills_no_more_than_the_mark():
-    fleet = fleet_with(regions=("east",))
-    numbers = [fleet.submit() for _ in range(9)]
-    assert len(fleet.look()) == 6
-    fleet.dispatcher.take(port.Finished(numbers[0], 8))
-    assert len(fleet.look()) == 7
-
-
-def test_no_more_is_released_than_the_slowdown_of_a_first_token_allows():
-    """Each sequence makes a step of 40 ms 3 ms longer or more: a quarter more is two requests beside one."""
-    fleet = fleet_with(regions=("east",), slowdown=1.25)
-    fleet.submit(interactive=True)
-    for _ in range(9):
-        fleet.submit()
-    fleet.dispatcher.holding.read_signals()
-    signal = fleet.dispatcher.holding.control.signals[0]
-    most = signal.most_requests(1.25)
-    assert (signal.prompt_tokens, signal.output_tokens) == (8, 8)
-    assert 1 < most < 6
-    assert len(fleet.look()) == most - 1
-    fleet.dispatcher.holding.read_signals()
-    assert fleet.dispatcher.holding.reason("m") == "Held: with more, first tokens would take over 1.25 times as long"
-
-
-def test_the_papers_rule_gives_two_at_each_look():
-    fleet = fleet_with(USE, regions=("east",))
-    for _ in range(9):
-        fleet.submit()
-    assert [len(fleet.look()) for _ in range(3)] == [2, 4, 6]
-
-
 def test_a_busy_fleet_says_why_and_lets_go_what_is_due_with_priority():
     fleet = fleet_with(regions=("east",))
     for _ in range(8):
@@ -118,26 +85,6 @@ def test_a_busy_fleet_says_why_and_lets_go_what_is_due_with_priority():
     assert row.wait_s == row.most_s == 10.0
     assert fleet.look(40.0)[number].released["why"] == "slack"
     assert fleet.placed[number].priority == 0
-
-
-def test_a_line_of_an_old_batch_is_released_as_interactive():
-    fleet = fleet_with(USE)
-    number = fleet.submit(age_s=PROMOTED_AFTER_S)
-    fleet.look()
-    assert fleet.placed[number].priority == 0
-
-
-def test_a_request_that_leaves_is_forgotten_and_one_that_is_too_late_refused():
-    fleet = fleet_with(USE, regions=("east",))
-    for _ in range(8):
-        fleet.submit(interactive=True)
-    gone, late = fleet.submit(), fleet.submit(deadline_s=50.0)
-    fleet.dispatcher.take(port.Left(gone))
-    assert len(fleet.dispatcher.holding) == 1
-    fleet.look(51.0)
-    assert fleet.refused == [(late, "hold_expired")]
-    assert len(fleet.dispatcher.holding) == 0
-    assert not +fleet.dispatcher.holding.by_tenant
 
 
 def test_nothing_is_held_where_the_rule_is_at_once():

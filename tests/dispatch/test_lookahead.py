@@ -27,23 +27,6 @@ def coming(accounts: TokenAccounts, instance: int, iterations: int = 60) -> list
     return projected_tokens(accounts.maps, instance, iterations).tolist()
 
 
-def test_tokens_move_the_map_and_the_end_clears_it() -> None:
-    accounts = TokenAccounts(Topology(instances=2))
-    one = ticket()
-    accounts.enter(one, 1)
-    assert coming(accounts, 1)[:2] == [100, 101]
-    assert coming(accounts, 1)[50] == 0  # it is expected to have ended
-    one.output_tokens = 11
-    accounts.move([one])
-    assert coming(accounts, 1)[0] == 110
-    accounts.move([one])  # nothing new: nothing moves
-    assert coming(accounts, 1)[0] == 110
-    assert coming(accounts, 0) == [0] * 60
-    accounts.leave(one)
-    accounts.leave(one)
-    assert coming(accounts, 1) == [0] * 60
-
-
 def test_sequences_of_one_request_go_side_by_side() -> None:
     accounts = TokenAccounts(Topology(instances=1))
     one = ticket(sequences=4)
@@ -67,23 +50,6 @@ def test_the_maps_grow_with_requests_and_instances() -> None:
     for each in tickets:
         accounts.leave(each)
     assert all(coming(accounts, instance) == [0] * 60 for instance in range(5))
-
-
-def test_an_instance_is_overloaded_by_what_it_has_or_what_waits_for_it() -> None:
-    topology = Topology(instances=4)
-    accounts, fleet = TokenAccounts(topology), topology.fleet
-    fleet.accepting[:2], fleet.kv_capacity_tokens[:] = 1, 1000
-    both, one, none = (SimpleNamespace(slots=slots) for slots in ([0, 1], [1], [2, 3]))
-    for _ in range(4):
-        accounts.enter(ticket(prompt_tokens=240, predicted_tokens=100), 0)
-    topology.members = lambda endpoint: [SimpleNamespace(slot=slot) for slot in endpoint.slots]
-    assert accounts.outlook(both, 0) == (1, 1.356, 1.356)
-    assert accounts.outlook(one, 0) == (0, 0.0, 0.0)
-    assert accounts.outlook(both, 2000).overloaded_instances == 2
-    assert accounts.outlook(one, 300) == (0, 0.3, 0.3)
-    fleet.queued_prompt_tokens[1] = 700  # given to it, and not prefilled
-    assert accounts.outlook(one, 300) == (1, 1.0, 1.0)
-    assert accounts.outlook(none, 2000) == (0, 0.0, 0.0)  # they take no work: nobody's overload
 
 
 async def test_a_live_stream_moves_the_map(served) -> None:

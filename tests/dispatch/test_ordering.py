@@ -39,15 +39,7 @@ SICK = {
 
 
 def fleet(ordering: str, stretch: float) -> simulated.Cluster:
-    engine = EngineConfig(
-        max_num_seqs=1,
-        max_num_batched_tokens=512,
-        block_size_tokens=4,
-        kv_blocks=100,
-        policy="priority",
-        max_model_len=400,
-        profile=PROFILE,
-    )
+    engine = EngineConfig(1, 512, 4, 100, "priority", 400, PROFILE)
     policies = EndpointPolicy(ordering=ordering, ordering_stretch=stretch)
     return simulated.Cluster([simulated.InstanceSpec("m", "here", engine)], policies=policies)
 
@@ -90,17 +82,6 @@ async def test_no_prediction_delays_a_request_beyond_the_bound(sick, stretch):
     assert waited > count // 2, "or order would hardly matter"
 
 
-async def test_right_predictions_serve_the_short_first_and_lower_the_mean():
-    random = np.random.default_rng(5)
-    output = np.clip(random.geometric(1 / 15, 60), 1, MOST)
-    requests = make_requests(np.zeros(60), np.full(60, 8), output)
-    known = output.tolist()
-    begun = {name: np.array(await begins(name, 50.0, requests, known)) for name in ("fcfs", "ssjf")}
-    assert begun["ssjf"].mean() < 0.75 * begun["fcfs"].mean()
-    order = np.argsort(begun["ssjf"][1:], kind="stable")  # the first found the instance idle
-    assert (np.diff(output[1:][order]) >= 0).all()
-
-
 def dispatcher(*endpoints: EndpointSpec) -> Dispatcher:
     topology = Topology()
     topology.apply(Inventory(models={"m": ModelSpec("m", 1000, 0)}, endpoints=endpoints, instances=()))
@@ -108,22 +89,7 @@ def dispatcher(*endpoints: EndpointSpec) -> Dispatcher:
 
 
 def asked(predicted, *, max_tokens=None, prompt=100, sequences=1) -> Asked:
-    return Asked(
-        number=1,
-        request_id="1",
-        model="m",
-        region="here",
-        tenant_id=1,
-        priority=0,
-        due_s=None,
-        arrived_at=0.0,
-        arrived_s=0.0,
-        prompt_tokens=prompt,
-        predicted_tokens=predicted,
-        max_tokens=max_tokens,
-        sequences=sequences,
-        streamed=False,
-    )
+    return Asked(1, "1", "m", "here", 1, 0, None, 0.0, 0.0, prompt, predicted, max_tokens, sequences, streamed=False)
 
 
 @given(

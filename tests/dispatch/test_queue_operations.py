@@ -1,15 +1,17 @@
 """What operators see of the queues and do to a group, and their commands from elsewhere."""
 
-from unittest.mock import Mock
-
 import pytest
+from msgspec import json
 
-from controlplane.dispatch.queues.commands import Commands
+from controlplane.dispatch.observation import Observation
+from controlplane.dispatch.queues.commands import Commands, Reply
 from controlplane.dispatch.queues.operations import GroupAction, QueueOperations
 from controlplane.dispatch.queues.view import QueuesView
+from controlplane.dispatch.snapshot import Snapshot
 from controlplane.dispatch.wire import GROUP_COLUMNS
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.jobs.record import Job
+from scheduling.fleet.state import FleetState
 from tests.dispatch.test_reordering import Served
 
 
@@ -88,13 +90,36 @@ def test_a_group_that_left_is_refused_in_words(served):
         QueueOperations(served.dispatcher).act(12345, GroupAction.PIN, "olga")
 
 
+def commands(served, snapshot=None):
+    operations, job = QueueOperations(served.dispatcher), Job("j", "gateway", 1.0)
+    return Commands("redis://127.0.0.1:1/0", operations, lambda: True, job, snapshot)
+
+
 def test_a_command_is_answered_or_refused_in_words(served):
-    commands = Commands(
-        "redis://127.0.0.1:1/0", QueueOperations(served.dispatcher), lambda: True, Job("j", "gateway", 1.0), Mock()
-    )
     number = order(served)[2][0]
     values = {"number": number, "action": "pin", "operator": "olga"}
-    assert commands.answer({"command": "act", "values": values}).answer["number"] == number
+    assert commands(served).answer({"command": "act", "values": values}).answer["number"] == number
     assert QueuesView(served.dispatcher)()["groups"]["pinned"] == [False, False, True]
-    assert "has left the queue" in commands.answer({"command": "act", "values": values | {"number": 99}}).refused
-    assert "could not do it" in commands.answer({"command": "act", "values": {}}).refused
+    assert (
+        "has left the queue" in commands(served).answer({"command": "act", "values": values | {"number": 99}}).refused
+    )
+    assert "could not do it" in commands(served).answer({"command": "act", "values": {}}).refused
+
+
+def test_another_process_reads_the_state_for_a_fork(served):
+    """Groups as they stand, and what is pinned; the ages of requests, and when an iteration ended."""
+    dispatcher = served.dispatcher
+    served.now_s += 5.0
+    QueueOperations(dispatcher).act(order(served)[2][0], GroupAction.BUMP, "olga")
+    (replica,) = dispatcher.topology.replicas.values()
+    replica.request_ended_s = served.now_s - 0.125
+    observation = Observation(
+        dispatcher.topology, dispatcher.queue.count, dispatcher.outlook, dispatcher.clock, wall_clock=lambda: 0.0
+    )
+    snapshot = Snapshot(dispatcher, observation, dict, wall_clock=lambda: 0.0)
+    sent = json.encode(commands(served, snapshot).answer({"command": "snapshot", "values": {}}))
+    seen = json.decode(sent, type=Reply[FleetState]).answer
+    assert seen == snapshot()
+    assert [(len(one.members), one.pinned) for one in seen.groups.groups] == [(4, True), (2, False), (3, False)]
+    assert {one.arrival_s for one in (*seen.running, *seen.waiting)} == {-5.0}
+    assert (seen.instances[0].iteration_s, seen.endpoints[0].ordering) == (-0.125, "qlm")

@@ -137,23 +137,6 @@ def test_requests_that_waited_when_the_order_changed_know_their_group():
     assert {request.group for request in served.dispatcher.queue.of(endpoint)} == {0}
 
 
-def test_a_few_groups_are_ordered_in_process_and_no_request_is_lost(late):
-    late.dispatcher.sweep()
-    change = late.dispatcher.reordering.changes[-1]
-    assert change.after_late_s < change.before_late_s
-    assert sorted(late.drain()) == list(range(1, 25))
-
-
-def test_an_instance_that_goes_leaves_its_groups_to_the_other(late):
-    late.apply("qlm", instances=(1,))
-    late.dispatcher.sweep()
-    assert late.dispatcher.queue.group_count
-    groups = late.dispatcher.queue.arrays.groups
-    kept = late.topology.replicas[1].slot
-    assert set(groups.groups["queue"][groups.groups["endpoint"] >= 0].tolist()) == {kept}
-    assert sorted(late.drain()) == list(range(1, 25))
-
-
 def test_many_groups_go_to_a_worker_whose_answer_may_be_late_or_missing(late, monkeypatch):
     monkeypatch.setattr(reordering, "IN_PROCESS_GROUPS", 1)
     asked = []
@@ -178,17 +161,6 @@ def test_many_groups_go_to_a_worker_whose_answer_may_be_late_or_missing(late, mo
     assert late.dispatcher.reordering.control.reordered == count
     assert sorted([1, *late.drain()]) == list(range(1, 25))  # the first was done before
     assert not late.refused
-
-
-def test_after_what_requests_are_held_each_is_refused_or_placed_once(late):
-    given = [record.number for record in late.placed]
-    late.now_s = 601.0
-    late.dispatcher.sweep()
-    drained = late.drain()
-    assert late.refused, "nobody was held too long"
-    assert sorted(drained + late.refused) == list(range(1, 25))
-    assert set(given) <= set(drained)
-    assert len(late.dispatcher.queue) == late.dispatcher.queue.group_count == 0
 
 
 def test_what_goes_to_a_worker_comes_back_as_it_was(late):

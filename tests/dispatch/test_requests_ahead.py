@@ -3,9 +3,7 @@
 import asyncio
 
 import pytest
-from channels.db import database_sync_to_async
 
-from controlplane.fleet.models import Deployment
 from controlplane.gateway.explanation import trace_of
 from tests.gateway.conftest import until
 
@@ -47,19 +45,6 @@ async def test_an_instance_is_given_one_more_than_it_runs_and_the_trace_says_why
         assert step["round_trip_ms"] > 0
         assert ("sent early to hide a round trip" in step["chosen_because"]) == (step["requests_ahead"] > 0)
         assert all(seen["room"] for seen in step["seen"])
-
-
-async def test_a_limit_of_0_keeps_the_order_strict(served):
-    await database_sync_to_async(Deployment.objects.update)(requests_ahead_limit=0)
-    served.gateway.refresh_now()
-    await until(lambda: not served.gateway.topology.fleet.ahead_limit.any())
-    (backend,) = served.backends
-    backend.script.hold = asyncio.Event()
-    asked = await ask(served, 6, stream=True)
-    await until(lambda: len(served.gateway.dispatcher.queue) == 4)
-    backend.script.hold.set()
-    assert await asyncio.gather(*asked) == [200] * 6
-    assert {trace_of(row)[-1]["requests_ahead"] for row in await served.rows()} == {0}
 
 
 async def test_a_round_trip_is_from_the_decision_to_the_headers(served):

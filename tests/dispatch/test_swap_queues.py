@@ -6,7 +6,6 @@ from functools import partial
 import pytest
 from msgspec.structs import replace
 
-from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.inventory import (
     EndpointSpec,
     InstanceSpec,
@@ -15,14 +14,11 @@ from controlplane.dispatch.live_fleet.inventory import (
     SwapGroupSpec,
     SwapMemberSpec,
 )
-from controlplane.dispatch.live_fleet.topology import Topology
-from controlplane.dispatch.observation import Observation
-from controlplane.dispatch.port import Asked, Finished, Placed
-from controlplane.dispatch.snapshot import Snapshot
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.tuning.selectors import Values
 from scheduling.control.swaps import REFUSED_S, RETRY_S, Swaps
 from scheduling.policy import live_policy
+from tests.dispatch.test_reordering import Served
 
 S = InstanceState
 MODELS = {1: "a", 2: "b"}
@@ -30,26 +26,24 @@ MODELS = {1: "a", 2: "b"}
 SWAP_S = 2.0
 
 
-class Pair:
+class Pair(Served):
     """*clock* is the dispatcher's, and the time of day too."""
 
     def __init__(self, ordering="qlm"):
-        self.now_s, self.placed, self.number = 100.0, [], 0
-        self.ordering, self.target, self.rows = ordering, None, {}
+        self.target, self.rows = None, {}
         self.states = {1: S.READY, 2: S.SLEEPING}
         self.since_s = {1: 0.0, 2: 0.0}
-        self.topology = Topology()
-        self.dispatcher = Dispatcher(self.topology, lambda: self.now_s, deliver=self.take)
-        self.apply()
+        super().__init__(ordering)
         self.dispatcher.fleet.wall_clock = lambda: self.now_s
+        self.now_s = 100.0
         self.swaps = Swaps(self.dispatcher.fleet)
 
     def policy(self, tuned):
         policy = live_policy(partial(getattr, tuned))
         return replace(policy, ordering=self.ordering, queue_bound=1000, requests_ahead_limit=0)
 
-    def apply(self):
-        values = Values(self.rows)
+    def apply(self, ordering="", *_):
+        self.ordering, values = ordering or self.ordering, Values(self.rows)
         self.dispatcher.apply_inventory(
             Inventory(
                 models={model: ModelSpec(model, 4096, 0) for model in MODELS.values()},
@@ -74,17 +68,9 @@ class Pair:
         )  # fmt: skip
         self.dispatcher.pump_all()
 
-    def take(self, record):
-        if isinstance(record, Placed):
-            self.placed.append(record)
-
-    def ask(self, model, due_s, output=50):
-        self.number += 1
-        self.dispatcher.take(
-            Asked(self.number, str(self.number), model, "east", 1, 0, due_s, self.now_s, self.now_s, 10, output,
-                   output, 1, True)
-        )  # fmt: skip
-        return self.number
+    def ask(self, model, due_s):
+        self.model = model
+        return super().ask(due_s)
 
     def state(self, target=None, **states):
         self.states |= {int(name[1:]): state for name, state in states.items()}
@@ -96,9 +82,6 @@ class Pair:
         self.now_s += after_s
         self.dispatcher.sweep()
         return [(self.topology.by_slot[slot].spec.instance_id, why) for slot, why in self.swaps.wanted()]
-
-    def finish(self):
-        self.dispatcher.take(Finished(self.placed[-1].number))
 
     def order(self):
         arrays, models = self.dispatcher.queue.arrays.groups, []
@@ -112,34 +95,6 @@ class Pair:
 @pytest.fixture
 def pair():
     return Pair()
-
-
-def test_the_instance_swaps_when_the_head_is_of_the_other_model_and_back(pair):
-    first = pair.ask("a", 600.0)
-    later = pair.ask("a", 600.0)
-    other = pair.ask("b", 600.0)
-    assert [one.number for one in pair.placed] == [first]
-    assert pair.order() == ["a", "b"]
-    assert pair.look() == []
-    pair.finish()
-    assert pair.placed[-1].number == later
-    assert pair.order() == ["b"]
-    assert pair.look() == [], "b has time"
-    pair.finish()
-    assert pair.look() == [(2, "1 requests wait for b, and i1 is idle.")]
-    pair.state(target=2, i1=S.DRAINING)
-    waits = pair.ask("a", 600.0)
-    pair.state(target=2, i1=S.SLEEPING, i2=S.LOADING)
-    assert pair.look() == []
-    assert pair.order() == ["b", "a"], "what comes up is served first"
-    pair.state(i2=S.READY)
-    assert pair.placed[-1].number == other
-    assert pair.look() == [], "it runs, and ten times the swap are not over"
-    pair.finish()
-    assert pair.look(RETRY_S)[0][0] == 1
-    pair.state(target=1, i2=S.SLEEPING, i1=S.LOADING)
-    pair.state(i1=S.READY)
-    assert pair.placed[-1].number == waits
 
 
 def test_an_impossible_swap_does_not_block_the_awake_instance(pair):
@@ -170,16 +125,6 @@ def test_a_swap_that_is_over_before_the_next_look_was_made(ordering):
     assert pair.placed[-1].number == waits
 
 
-def test_the_awake_instance_continues_while_no_swap_is_possible(pair):
-    pair.ask("a", 600.0)
-    pair.ask("b", 0.5)
-    own = pair.ask("a", 600.0)
-    pair.look()
-    pair.finish()
-    pair.swaps.keep()
-    assert pair.placed[-1].number == own
-
-
 @pytest.mark.parametrize("change", ["the order is another", "the floor is off", "swaps by queue are off", "it failed"])
 def test_without_swaps_by_queue_each_has_its_own(pair, change):
     arrays = pair.dispatcher.queue.arrays.groups
@@ -203,24 +148,6 @@ def test_without_swaps_by_queue_each_has_its_own(pair, change):
         assert pair.look()[0][0] == 2, "on demand"
 
 
-def test_one_that_is_stopped_has_its_groups_in_the_shared_queue_and_is_started_for_them(pair):
-    pair.state(i2=S.STOPPED)
-    pair.ask("a", 600.0)
-    pair.ask("a", 600.0)
-    other = pair.ask("b", 60.0)
-    assert pair.order() == ["a", "b"], "they have one queue"
-    assert pair.look() == []
-    pair.finish()
-    pair.finish()
-    ((target, why),) = pair.look()
-    assert (target, why) == (2, "1 requests wait for b, and i1 is idle.")
-    pair.state(target=2, i1=S.SLEEPING, i2=S.PROVISIONING)
-    pair.state(target=2, i2=S.LOADING)
-    assert other not in [one.number for one in pair.placed]
-    pair.state(i2=S.READY)
-    assert pair.placed[-1].number == other
-
-
 def test_swaps_by_queue_are_switched_off_and_on_while_requests_wait(pair):
     pair.ask("a", 600.0)
     pair.ask("a", 600.0)
@@ -234,35 +161,5 @@ def test_swaps_by_queue_are_switched_off_and_on_while_requests_wait(pair):
     assert pair.order() == ["a", "b"]
     pair.finish()
     pair.finish()
-    assert len(pair.placed) == 2
+    assert not pair.placed
     assert pair.look()[0][0] == 2
-
-
-def test_a_fork_knows_of_the_swap_in_progress_and_whose_groups_stand_where(pair):
-    pair.ask("a", 600.0)
-    pair.ask("a", 600.0)
-    pair.ask("b", 600.0)
-    observation = Observation(
-        pair.topology,
-        pair.dispatcher.queue.count,
-        pair.dispatcher.outlook,
-        pair.dispatcher.clock,
-        wall_clock=lambda: 0.0,
-    )
-    snapshot = Snapshot(pair.dispatcher, observation, dict)
-
-    def swap():
-        return [(one.leaves, one.waits, one.ends_s) for one in snapshot().instances]
-
-    groups = snapshot().groups.groups
-    assert [one.instance for one in groups] == [0, 1], "each by the instance of its model"
-    assert swap() == [(False, False, None), (False, False, None)]
-    pair.state(target=2, i1=S.DRAINING)
-    assert swap() == [(True, False, None), (False, True, None)]
-    pair.finish()
-    pair.state(target=2, i1=S.SLEEPING, i2=S.LOADING)
-    pair.now_s += 0.25
-    pair.apply()
-    assert swap() == [(False, False, None), (False, False, pytest.approx(SWAP_S / 2 - 0.25))]
-    pair.state(i2=S.READY)
-    assert swap() == [(False, False, None), (False, False, None)]

@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from scheduling.control.waits import ENOUGH_BATCHES
 from tests.gateway.conftest import until
 
 pytestmark = pytest.mark.parametrize("gateway_options", [{"max_num_seqs": 2, "queue_bound": 4}])
@@ -87,48 +86,3 @@ async def test_nothing_is_learned_from_waits_before_lengths_are_known(served):
     for task in tasks:
         (await task).release()
     assert served.gateway.dispatcher.waits.control.correction(endpoint.index, "").batches == 0
-
-
-async def test_actual_waits_correct_later_estimates(served):
-    """Without a measured profile the usual one estimates some seconds, but the actual wait is far shorter."""
-    await warm(served, 20)
-    backend, dispatcher = served.backends[0], served.gateway.dispatcher
-    (endpoint,) = served.gateway.topology.endpoints
-    for _ in range(6):
-        backend.script.hold = asyncio.Event()
-        tasks = await fill(served, 6)
-        backend.script.hold.set()
-        for task in tasks:
-            (await task).release()
-    correction = dispatcher.waits.control.correction(endpoint.index, "interactive")
-    assert correction.batches > ENOUGH_BATCHES
-    assert correction.factor < 0.8
-    history = dispatcher.waits.control.history.lengths(("m", "interactive"))
-    assert history.output_mean == pytest.approx(3.0)
-
-
-async def test_where_memory_limits_the_batch_a_request_counts_by_what_its_prompt_holds(served):
-    await warm(served)
-    topology, times = served.gateway.topology, served.gateway.dispatcher.waits.control
-    (endpoint,) = topology.endpoints
-    (replica,) = topology.members(endpoint)
-    assert times.weight(endpoint.index, 10_000) == 1.0  # two sequences are all that it runs
-    topology.fleet.kv_capacity_tokens[replica.slot] = 1
-    known = times.history.lengths((endpoint.model, ""))
-    times._paces.clear()  # what was read lately counts no longer
-    assert times.weight(endpoint.index, 10_000) == known.weight(10_000.0) > 1.0
-    backend = served.backends[0]
-    backend.script.hold = asyncio.Event()
-    tasks = await fill(served, 3)
-    (waiting,) = served.gateway.dispatcher.queue.in_order(endpoint, 1)
-    weight = known.weight(float(waiting.asked.prompt_tokens))
-    mean, variance, error = times.history.expected(
-        (endpoint.model, waiting.asked.slo_class), float(waiting.predicted_tokens)
-    )
-    mean = min(mean, float(waiting.asked.max_tokens))
-    assert times._expected[waiting.slot].tolist() == pytest.approx(
-        [weight * mean, weight**2 * variance, weight * error]
-    )
-    backend.script.hold.set()
-    for task in tasks:
-        (await task).release()

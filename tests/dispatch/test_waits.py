@@ -13,9 +13,7 @@ import pytest
 from controlplane.fleet.lifecycle.states import InstanceState as S
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
-from scheduling.queueing.swapping.service import drain_s
 from scheduling.simulation.cluster import description as simulated
-from scheduling.simulation.cluster.world import State
 from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.workload.requests import make_requests
 from tests.clocks.both import Scenario, live_fleet
@@ -217,46 +215,12 @@ async def test_a_ready_instance_that_takes_nothing_for_a_moment_is_soon_back(ser
     assert wait.variance_s2**0.5 == pytest.approx(wait.mean_s * (0.25 if state == "lost" else 1.0), rel=0.05)
 
 
-class Draining(Listening):
-    """Keeps how long each drain before a swap was expected to take, and when it was over."""
-
-    def __init__(self, *arguments):
-        self.drains = []
-        super().__init__(*arguments)
-
-    def put(self, number, state, **columns):
-        if state == S.DRAINING:
-            arrays, groups = self.topology.fleet, self.dispatcher.queue.arrays.groups
-            self.drains.append((self.now_s, drain_s(arrays, groups, number, float(arrays.running[number]))))
-        super().put(number, state, **columns)
-
-
 def sharing(seed, per_s=(1.0, 1.0), due_s=(20.0, 60.0)):
     """Return a scenario in which two models share GPUs."""
     draft = Draft(np.random.default_rng(0), [{"ordering": "qlm"}] * 2)
     draft.random = np.random.default_rng(seed)
     shared_gpus(draft, per_s, due_s, 150.0)
     return draft.done()
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("seeds", [2, 6])
-async def test_drains_take_what_they_are_expected_to(seeds):
-    drains = []
-    for seed in range(seeds):
-        live, launcher = live_fleet(sharing([seed, 40], (2.0, 2.0), (30.0, 120.0)), Draining)
-        live.run()
-        over_s = [at_s for at_s, _, state in launcher.changes if state == State.FALLING_ASLEEP]
-        drains += [
-            (expected_s, at_s - began_s) for (began_s, expected_s), at_s in zip(live.drains, over_s, strict=True)
-        ]
-    expected_s, took_s = np.array(drains).T
-    rmse_s = float(np.sqrt(((expected_s - took_s) ** 2).mean()))
-    print(
-        json.dumps({"drains": len(drains), "expected_s": expected_s.mean(), "took_s": took_s.mean(), "rmse_s": rmse_s})
-    )
-    assert expected_s.mean() == pytest.approx(took_s.mean(), rel=0.25)
-    assert rmse_s < took_s.mean()
 
 
 @pytest.mark.nightly

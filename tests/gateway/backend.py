@@ -25,8 +25,8 @@ class Script:
     status: int = 200
     die: str = ""
     """"at_once": close without a byte; "midway": after the first token; "last": after the last event, before the
-    answer's end; "engine": with vLLM's engine error; "quietly": end normally after a token, without a last
-    event. In any case, a body with "kill" ends the "server" or the "engine".
+    answer's end; "engine": with vLLM's engine error. In any case, a body with "kill" ends the "server" or the
+    "engine".
     """
     choices: int = 1
     metrics: bool = True
@@ -213,8 +213,6 @@ class Backend:
         for index in range(tokens):
             if script.die == "midway" and index == 1:
                 request.transport.abort()
-                return response
-            if script.die == "quietly" and index == 1:
                 return response
             if script.die == "engine" and index == 1:
                 return await engine_dies()

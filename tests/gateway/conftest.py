@@ -46,11 +46,12 @@ class ServedGateway:
     def headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.secret}"}
 
+    def post(self, path: str, body: dict, headers: dict | None = None):
+        return self.http.post(f"{self.url}{path}", json=body, headers=self.headers | (headers or {}))
+
     async def chat(self, headers: dict | None = None, **body) -> aiohttp.ClientResponse:
         body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]} | body
-        return await self.http.post(
-            f"{self.url}/v1/chat/completions", json=body, headers=self.headers | (headers or {})
-        )
+        return await self.post("/v1/chat/completions", body, headers)
 
     async def rows(self) -> list[LedgerRow]:
         await self.gateway.ledger.flush()

@@ -6,7 +6,7 @@ from typing import Any
 from controlplane.accounts.models import ApiKey, Tenant, hash_secret
 from controlplane.fleet.models import Deployment, GpuType, Instance, Model, Region, SloClass
 from controlplane.gateway.ledger.entry import COLUMNS, Row
-from controlplane.gateway.models import LedgerRow
+from controlplane.gateway.models import LedgerRow, Outcome
 
 SECRET = "ph_test-secret"
 
@@ -15,6 +15,12 @@ def ledger_row(row: Row | None = None, **values: Any) -> Row:
     """*row* of the ledger as it is written, with other *values* by column; without one, the defaults."""
     row = row or [LedgerRow._meta.get_field(name).get_default() for name in COLUMNS]
     return [values.get(name, value) for name, value in zip(COLUMNS, row, strict=True)]
+
+
+def served_row(**values: Any) -> LedgerRow:
+    """A request of the model m that was served, to be written."""
+    usual = {"model": "m", "slo_class": "interactive", "region": "east", "streamed": True, "status_code": 200}
+    return LedgerRow(**{"outcome": Outcome.DONE} | usual | values)
 
 
 def make_rows(

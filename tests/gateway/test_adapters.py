@@ -2,14 +2,12 @@
 
 import asyncio
 
-import pytest
 import pytest_asyncio
 from channels.db import database_sync_to_async
 
 from controlplane.accounts.models import ApiKey, Tenant, hash_secret
 from controlplane.fleet.models import Adapter, Deployment, Model
 from controlplane.gateway.explanation import trace_of
-from scheduling.fleet.arrays import GPU_SLOTS
 from tests.gateway.conftest import until
 
 ADAPTERS = ("sql", "poet", "legal", "chess")
@@ -168,33 +166,6 @@ async def test_none_is_served_where_servers_were_started_without(adapted):
     assert (status, answer["error"]["code"]) == (503, "adapters_unavailable")
     assert (await status_of(adapted, "m"))[0] == 200
     assert (await status_of(adapted, "nothing"))[0] == 404
-
-
-async def test_a_waiting_one_does_not_hold_up_others_when_the_last_server_with_adapters_goes(adapted):
-    (backend,) = adapted.backends
-    backend.script.hold = asyncio.Event()
-    first = asyncio.create_task(status_of(adapted, "sql"))
-    await until(lambda: backend.running == 1)
-    second = asyncio.create_task(status_of(adapted, "poet"))
-    await until(lambda: len(adapted.gateway.dispatcher.queue) == 1)
-    adapted.gateway.topology.fleet.adapter_slots[:, GPU_SLOTS] = 0
-    adapted.gateway.dispatcher.sweeping.sweep()
-    status, answer = await second
-    assert (status, answer["error"]["code"]) == (503, "adapters_unavailable")
-    backend.script.hold.set()
-    assert (await first)[0] == 200
-
-
-@pytest.mark.parametrize("gateway_options", [{"regions": ["east", "east"]}])
-async def test_requests_follow_their_adapter(served, gateway_options):
-    await database_sync_to_async(make_adapters)(1, 2)
-    await served.gateway.read_inventory()
-    for _ in range(3):
-        for name in ("sql", "poet"):
-            assert (await status_of(served, name))[0] == 200
-    assert sorted(backend.lora_calls for backend in served.backends) in ([["+poet"], ["+sql"]], [[], ["+sql", "+poet"]])
-    used = [{body["model"] for body in backend.bodies} for backend in served.backends]
-    assert sum("sql" in names for names in used) == sum("poet" in names for names in used) == 1
 
 
 async def test_adapters_of_waiting_requests_are_loaded_meanwhile(adapted):

@@ -154,7 +154,7 @@ async def test_schemas_of_tools_may_be_deep(served, endpoint):
         tool = {"type": "function", "function": function} if endpoint[0] == "c" else {"type": "function"} | function
         said = {"messages": CHAT["messages"]} if endpoint[0] == "c" else {"input": "hi"}
         body = {"model": "m", "tools": [tool], "stream": True, "priority": 3, **said}
-        async with served.http.post(f"{served.url}/v1/{endpoint}", json=body, headers=served.headers) as response:
+        async with served.post(f"/v1/{endpoint}", body) as response:
             assert response.status == 200, await response.text()
             await response.read()
         assert served.backends[0].bodies[-1]["tools"] == [tool]

@@ -88,7 +88,7 @@ async def batch_of(served, count=3):
     async with served.http.post(f"{served.url}/v1/files", data=form, headers=served.headers) as response:
         file_id = (await response.json())["id"]
     body = {"input_file_id": file_id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
-    async with served.http.post(f"{served.url}/v1/batches", json=body, headers=served.headers) as response:
+    async with served.post("/v1/batches", body) as response:
         return (await response.json())["id"], file_id
 
 

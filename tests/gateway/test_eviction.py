@@ -69,9 +69,7 @@ async def evict_when(served, tokens: int) -> int:
 
 async def ask(served, path: str, **body) -> aiohttp.ClientResponse:
     prompt = {"messages": MESSAGES} if path == "chat/completions" else {"prompt": list(range(1, 30))}
-    return await served.http.post(
-        f"{served.url}/v1/{path}", json={"model": "m", **prompt, **EXACTLY, **body}, headers=served.headers
-    )
+    return await served.post(f"/v1/{path}", {"model": "m", **prompt, **EXACTLY, **body})
 
 
 @pytest.mark.parametrize(

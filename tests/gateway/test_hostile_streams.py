@@ -54,7 +54,7 @@ def named(event: dict) -> bytes:
 
 async def ask(served, surface: str) -> tuple[int, bytes]:
     body = {"model": "m", "stream": True} | BODIES[surface]
-    async with served.http.post(f"{served.url}/v1/{surface}", json=body, headers=served.headers) as response:
+    async with served.post(f"/v1/{surface}", body) as response:
         return response.status, await response.read()
 
 
@@ -78,10 +78,13 @@ FAILURES = {
 }
 
 
+OF_RESPONSES = {"it failed": b'data: {"type":"response.failed","response":{"error":{"code":"server_error"}}}\n\n'}
+
+
 @pytest.mark.parametrize("surface", SURFACES)
 async def test_a_stream_that_fails_ends_with_an_error_of_its_api(served, surface, subtests):
     begun = [named(event) for event in SURFACES[surface][: BEGUN[surface]]]
-    for what, last in FAILURES.items():
+    for what, last in ((OF_RESPONSES if surface == "responses" else {}) | FAILURES).items():
         with subtests.test(what):
             plays(served, stream(*begun) + last)
             status, text = await ask(served, surface)

@@ -47,6 +47,20 @@ def entries(transactional_db) -> list[Row]:
     ]
 
 
+def filled(entries, folder) -> Ledger:
+    ledger = Ledger(10, folder)
+    for entry in entries:
+        ledger.add(entry)
+    return ledger
+
+
+async def started(folder) -> None:
+    """Start another process's ledger, which writes what it finds there, and stop it."""
+    following = Ledger(10, folder)
+    await following.start()
+    await following.stop()
+
+
 def rows() -> list[LedgerRow]:
     return list(LedgerRow.objects.order_by("id"))
 
@@ -86,9 +100,7 @@ async def test_a_full_batch_is_written_before_its_time(entries, tmp_path, monkey
 
 async def test_what_cannot_be_written_at_a_stop_is_there_at_the_next_start(entries, tmp_path, monkeypatch):
     folder = tmp_path / "state"
-    ledger = Ledger(10, folder)
-    for entry in entries:
-        ledger.add(entry)
+    ledger = filled(entries, folder)
 
     def fail(batch, **_):
         raise OperationalError("disk full")
@@ -97,9 +109,7 @@ async def test_what_cannot_be_written_at_a_stop_is_there_at_the_next_start(entri
         patch.setattr(module, "write", fail)
         await ledger.stop()
     assert list(folder.glob(PATTERN))
-    following = Ledger(10, folder)
-    await following.start()
-    await following.stop()
+    await started(folder)
     assert not list(folder.glob(PATTERN))
     assert [row.request_id for row in await database_sync_to_async(rows)()] == ["r0", "r1", "r2", "r3"]
 
@@ -111,19 +121,14 @@ async def test_memory_is_bounded_and_dropped_entries_are_reported(entries, tmp_p
         raise OperationalError("gone")
 
     monkeypatch.setattr(module, "write", fail)
-    ledger = Ledger(10, tmp_path)
-    for entry in entries:
-        ledger.add(entry)
+    ledger = filled(entries, tmp_path)
     await ledger.flush()
     assert (ledger.held, ledger.given_up) == (3, 1)
 
 
 async def killed(entries, folder) -> None:
     """A process that ended before writing *entries*: its locks are gone, its files stay."""
-    ledger = Ledger(10, folder)
-    for entry in entries:
-        ledger.add(entry)
-    ledger.journal.close()
+    filled(entries, folder).journal.close()
 
 
 @pytest.mark.sql
@@ -144,9 +149,7 @@ async def test_a_kill_between_the_commit_and_the_journal_doubles_nothing(entries
 
 @pytest.mark.sql
 async def test_an_error_after_the_commit_doubles_nothing(entries, tmp_path, monkeypatch):
-    ledger = Ledger(10, tmp_path)
-    for entry in entries:
-        ledger.add(entry)
+    ledger = filled(entries, tmp_path)
     real = module.write
 
     def commit_and_fail(batch, **options):
@@ -164,9 +167,7 @@ async def test_an_error_after_the_commit_doubles_nothing(entries, tmp_path, monk
 async def test_files_of_a_process_that_lives_are_left_alone(entries, tmp_path):
     living = Ledger(10, tmp_path)
     living.add(entries[0])
-    other = Ledger(10, tmp_path)
-    await other.start()
-    await other.stop()
+    await started(tmp_path)
     assert await database_sync_to_async(rows)() == []
     await living.stop()
     assert [row.request_id for row in await database_sync_to_async(rows)()] == ["r0"]
@@ -177,17 +178,13 @@ async def test_a_line_that_is_cut_off_or_of_another_kind_is_left_out(entries, tm
     await killed(entries[:1], tmp_path)
     (path,) = tmp_path.glob(PATTERN)
     path.write_bytes(path.read_bytes() + line)
-    following = Ledger(10, tmp_path)
-    await following.start()
-    await following.stop()
+    await started(tmp_path)
     assert [row.request_id for row in await database_sync_to_async(rows)()] == ["r0"]
 
 
 async def test_a_disk_that_takes_nothing_fails_no_request(entries, tmp_path, caplog):
     (tmp_path / "file").write_text("")
-    ledger = Ledger(10, tmp_path / "file")
-    for entry in entries:
-        ledger.add(entry)
+    ledger = filled(entries, tmp_path / "file")
     assert await ledger.flush()
     assert [record.levelname for record in caplog.records] == ["ERROR"]
 

@@ -240,12 +240,9 @@ async def test_a_body_in_pieces_is_joined_or_left_to_messages(most, whole):
         while not whole and (not messages or messages[-1].get("more_body")):
             messages.append(await receive())
 
-    config = uvicorn.Config(answer, http=HttpProtocol, lifespan="off", log_level="critical")
-    config.load()
     for pieces in ((b"ab", b"cd", b"ef"), (b"a", b"bcde")):  # the client of the second one leaves before its end
         read.clear(), messages.clear()
-        protocol = HttpProtocol(config, uvicorn.server.ServerState(), {})
-        protocol.connection_made(asyncio.Transport())
+        protocol = protocol_of(answer, [])
         protocol.data_received(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 6\r\n\r\n")
         for piece in pieces:
             await asyncio.sleep(0)
@@ -285,10 +282,7 @@ async def test_a_client_that_goes_away_is_noticed_at_once():
         watch(None)
         watch(lambda: heard.append("it had gone before"))
 
-    config = uvicorn.Config(answer, http=HttpProtocol, lifespan="off", log_level="critical")
-    config.load()
-    protocol = HttpProtocol(config, uvicorn.server.ServerState(), {})
-    protocol.connection_made(asyncio.Transport())
+    protocol = protocol_of(answer, [])
     protocol.data_received(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
     await answering.wait()
     protocol.connection_lost(ConnectionResetError())

@@ -1,6 +1,5 @@
 """Another model than was asked for, and models that a key may not ask for, over HTTP: answers, headers, ledger, budgets."""
 
-import asyncio
 from collections import Counter
 
 import pytest
@@ -12,7 +11,6 @@ from controlplane.accounts.models import ApiKey, Budget
 from controlplane.fleet.inventory.services import share
 from controlplane.fleet.models import Adapter, Deployment, Instance, Model
 from controlplane.gateway.targets import comparisons
-from scheduling.queueing.waits.waiting_time import Estimate, Wait
 from tests.gateway.backend import Backend
 from tests.gateway.conftest import until
 from tests.gateway.rows import make_model
@@ -167,29 +165,6 @@ async def test_a_model_without_an_instance_that_serves_falls_back(two):
     assert (status, answer["error"]["code"]) == (503, "model_unavailable")
 
 
-async def test_one_that_would_wait_too_long_falls_back(two, monkeypatch):
-    await set_up(two, lambda: fall_back(10.0))
-    dispatcher, (m, _) = two.gateway.dispatcher, two.backends
-    m.script.hold = asyncio.Event()
-    first = asyncio.create_task(asked(two))
-    await until(lambda: m.running == 1)
-    wait_s = 9.0
-    monkeypatch.setattr(dispatcher.waits.control, "of", lambda row: Estimate(0, 1, Wait(wait_s, 1.0)))
-    second = asyncio.create_task(asked(two))
-    await until(lambda: len(dispatcher.queue) == 1)
-    wait_s = 11.0
-    assert (await asked(two))[:2] == (200, "n")
-    # The second one has been waiting too long by now.
-    (request,) = dispatcher.queue.of(two.gateway.topology.endpoint("m", "east"))
-    dispatcher.table.arrival_s[request.row] -= 10.5
-    assert dispatcher.fallbacks.control.serve_late(request.row)
-    assert (await second)[:2] == (200, "n")
-    rows = await two.rows()
-    assert [(row.model, row.model_rule, row.outcome) for row in rows] == [("n", "wait", "done")] * 2
-    m.script.hold.set()
-    assert (await first)[:2] == (200, None)
-
-
 @pytest.mark.parametrize("script", [{"status": 500}, {"die": "at_once"}])
 async def test_one_that_fails_before_its_first_token_falls_back(two, script):
     await set_up(two, fall_back)
@@ -210,13 +185,3 @@ async def test_a_stream_that_has_begun_does_not_fall_back(two):
     assert "upstream_interrupted" in body
     row = await two.new_row()
     assert (row.model, row.asked_model, row.outcome) == ("m", "", "failed")
-
-
-async def test_a_full_queue_falls_back(two):
-    def full():
-        fall_back()
-        Deployment.objects.filter(model__name="m").update(queue_bound=0)
-
-    await set_up(two, full)
-    assert (await asked(two))[:2] == (200, "n")
-    assert (await two.new_row()).model_rule == "unavailable"

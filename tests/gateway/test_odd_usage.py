@@ -1,10 +1,10 @@
-"""Whatever usage an instance reports with a whole answer, the answer is its tenant's, and its tokens are counted."""
+"""Whatever usage an instance reports, the answer is its tenant's, and its tokens are counted."""
 
 import json
 
 import pytest
 
-from tests.gateway.test_answers import http, nothing_is_left, plays
+from tests.gateway.test_answers import DONE, TOKENS, chunk, http, nothing_is_left, plays, stream
 
 USAGES = [
     "oops", None, [], [1], 7, True, {}, {"prompt_tokens": "abc", "completion_tokens": "1"}, {"prompt_tokens": None},
@@ -27,9 +27,7 @@ SURFACES = {
 
 
 async def ask(served, path: str, body: dict) -> tuple[int, dict]:
-    async with served.http.post(
-        f"{served.url}/v1/{path}", json={"model": "m"} | body, headers=served.headers
-    ) as response:
+    async with served.post(f"/v1/{path}", {"model": "m"} | body) as response:
         return response.status, json.loads(await response.read())
 
 
@@ -45,6 +43,19 @@ async def test_an_odd_usage_passes_and_tokens_are_counted(served, caplog, subtes
             assert (row.outcome, row.status_code) == ("done", 200)
             assert row.prompt_tokens == row.predicted_prompt_tokens > 0
             assert 5 <= row.output_tokens <= 9
+            await nothing_is_left(served, caplog)
+
+
+async def test_an_odd_usage_of_a_stream_is_not_believed(served, caplog, subtests):
+    for usage in USAGES:
+        with subtests.test(repr(usage)):
+            plays(served, stream(*TOKENS, chunk() | {"choices": [], "usage": usage}, DONE))
+            async with await served.chat(stream=True) as response:
+                assert response.status == 200
+                await response.read()
+            row = await served.new_row()
+            assert (row.outcome, row.output_tokens) == ("done", 3)  # as counted
+            assert 0 < row.prompt_tokens < 100  # as predicted
             await nothing_is_left(served, caplog)
 
 

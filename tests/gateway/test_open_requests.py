@@ -17,15 +17,12 @@ from controlplane.dispatch.port import (
     PrefixWanted,
     Queued,
     Reasons,
-    Refused,
-    Rerouted,
 )
 from controlplane.gateway.admission.validation import Kind
-from controlplane.gateway.errors import ApiError
 from controlplane.gateway.progress import Interrupt, Progress, RequestState
 from controlplane.gateway.serving.open_requests import OpenRequests
 from controlplane.gateway.serving.prefixes import BLOCK_IDS, leading_hashes
-from controlplane.gateway.upstream.answers import InstanceLost, Usage
+from controlplane.gateway.upstream.answers import Usage
 
 WHY = Reasons("round_robin", 0, 100, {"m-0": [0.0]})
 
@@ -70,26 +67,6 @@ async def test_a_stream_says_when_it_was_heard_of_last(side):
     assert side.requests.last_heard() == {}, "its instance has gone"
 
 
-async def test_a_request_hears_where_it_waits_and_where_it_runs(side):
-    progress = side.request()
-    assert side.records == [progress.asked]
-    side.requests.on_event(Queued(0, "east", 30))
-    assert (progress.state, progress.region, progress.predicted_tokens) == (
-        RequestState.WAITING,
-        "east",
-        30,
-    )
-    side.requests.on_event(Rerouted(0, "west", 30, came_from="east", pressure=1.5))
-    assert progress.region == "west"
-    record = Placed(0, 1, "m-0", 1e9, "http://x", "", "west", "fcfs", 1e9, 4.0, WHY, 600.0)
-    side.requests.on_event(record)
-    assert await progress.placement is record
-    assert (progress.state, progress.instance, progress.attempts) == (RequestState.PLACED, "m-0", 1)
-    moved, placed = progress.steps
-    assert moved == {"moved": "east to west", "pressure": 1.5}
-    assert (placed["instance"], placed["waited_ms"], placed["policy"]) == ("m-0", 3000.0, "round_robin")
-
-
 async def test_the_progress_of_all_streams_is_one_record_and_none_when_nothing_came(side):
     requests = [side.request() for _ in range(100)]
     whole = side.request(streamed=False)
@@ -118,33 +95,6 @@ async def test_how_the_prompt_of_a_waiting_request_begins_is_said_when_it_is_wan
     side.requests.on_event(PrefixWanted(0))
     assert side.records[1:] == [Prefix(0, tuple(leading_hashes(progress.call, 100)[0]), BLOCK_IDS)]
     assert len(side.records[1].hashes) == 2
-
-
-async def test_a_refusal_becomes_the_error_that_the_tenant_sees(side):
-    progress = side.request()
-    side.requests.on_event(Refused(0, 429, "queue_full", "Full.", 2.5, estimated_wait_s=5.0, region="west"))
-    with pytest.raises(ApiError, match="Full") as caught:
-        await progress.placement
-    error = caught.value
-    assert (error.status, error.type, error.code) == (429, "rate_limit_error", "queue_full")
-    assert (error.retry_after_s, error.estimated_wait_s, progress.region) == (2.5, 5.0, "west")
-    other = side.request()
-    side.requests.on_event(Refused(1, 503, "model_unavailable", "None.", 15))
-    with pytest.raises(ApiError) as caught:
-        await other.placement
-    assert (caught.value.status, caught.value.type) == (503, "server_error")
-
-
-async def test_a_request_that_lost_its_instance_is_placed_again(side):
-    progress = side.request()
-    side.placed(progress)
-    first = progress.placement
-    side.requests.place_again(progress, InstanceLost("m-0: it died", DEAD))
-    assert side.records[-1] == Left(0, again=True, failure=DEAD, reason="m-0: it died")
-    assert progress.placement is not first
-    side.placed(progress, attempt=2)
-    assert (await progress.placement).attempt == 2
-    assert [entry.get("lost") for entry in progress.steps] == ["m-0: it died", None]
 
 
 async def test_it_leaves_once_and_hears_nothing_afterwards(side):

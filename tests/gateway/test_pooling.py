@@ -28,7 +28,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 async def call(served, path, **body):
     body = {"model": "e"} | body
-    async with served.http.post(f"{served.url}{path}", json=body, headers=served.headers) as answer:
+    async with served.post(f"{path}", body) as answer:
         return answer.status, json.loads(await answer.read())
 
 
@@ -241,7 +241,7 @@ async def test_a_client_that_leaves_takes_its_inputs_off_the_engine(emulated):  
     body = {"model": "e", "input": ["abcd"] * 4}
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.5):
-            await emulated.http.post(f"{emulated.url}/v1/embeddings", json=body, headers=emulated.headers)
+            await emulated.post("/v1/embeddings", body)
     await until(lambda: embedder.unfinished == 0)
     embedder.set_fault(Fault())
     await until(lambda: emulated.gateway.active == 0)
@@ -250,21 +250,6 @@ async def test_a_client_that_leaves_takes_its_inputs_off_the_engine(emulated):  
     replica = next(one for one in emulated.gateway.topology.replicas.values() if one.name == "e-0")
     fleet = emulated.gateway.topology.fleet
     assert (fleet.running[replica.slot], fleet.kv_tokens[replica.slot]) == (0, 0)
-
-
-async def test_an_input_is_work_until_the_answer_comes(emulated):  # noqa: F811
-    """The prompts of a request without output count as queued at its instance until they are all computed."""
-    embedder, topology = emulated.extra["embedder"], emulated.gateway.topology
-    embedder.set_fault(Fault("slow", factor=300.0))
-    replica = next(one for one in topology.replicas.values() if one.name == "e-0")
-    asking = asyncio.create_task(call(emulated, "/v1/embeddings", input=["abcd" * 10] * 3))
-    await until(lambda: replica.requests)
-    (request,) = replica.requests
-    assert (request.asked.sequences, request.predicted_tokens) == (3, 3)
-    assert (request.queued_tokens, topology.fleet.running[replica.slot]) == (request.asked.prompt_tokens, 3)
-    embedder.set_fault(Fault())
-    assert (await asking)[0] == 200
-    assert topology.fleet.running[replica.slot] == 0
 
 
 async def test_a_failing_instance_is_tried_again_and_then_said(emulated):  # noqa: F811

@@ -114,25 +114,6 @@ async def test_a_salt_is_passed_on_and_separates_prompts(prompted):
     assert counts_of(prompted)["used"] == 0
 
 
-async def test_one_that_nothing_used_is_waste(prompted):
-    plan = await planned(prompted)
-    prompted.gateway.dispatcher.prewarming.sweep()
-    await until(lambda: bodies_of(prompted) and not prompted.gateway.dispatcher.prewarming.control.prompts.warming)
-    await plan
-    drop_caches(prompted)
-    prompted.gateway.dispatcher.prewarming.sweep()
-    assert counts_of(prompted)["wasted"] == 1
-
-
-async def test_none_is_computed_where_it_is_switched_off(prompted):
-    for endpoint in prompted.gateway.topology.endpoints:
-        object.__setattr__(endpoint.spec, "tuned", endpoint.spec.tuned.model_copy(update={"PREWARM_SHARE": 0.0}))
-    plan = await planned(prompted)
-    prompted.gateway.dispatcher.prewarming.sweep()
-    await plan
-    assert not bodies_of(prompted)
-
-
 async def test_an_instance_that_dies_while_it_warms(prompted):
     """The prompt is not taken as cached there, is not tried there again soon, and the call is served elsewhere."""
     plan = await planned(prompted)

@@ -108,14 +108,3 @@ async def test_by_default_it_is_admitted_late(busy):
         "at_door": "late", "slo_class": "interactive", "wait_p99_s": round(P99_S, 3), "late_s": 0,
         **{name: late.trace[0][name] for name in ("length",) if name in late.trace[0]},
     }  # fmt: skip
-
-
-async def test_without_an_estimate_it_is_admitted(busy, monkeypatch):
-    await set_class(busy, "interactive", if_unreachable="refuse")
-    monkeypatch.setattr(busy.gateway.dispatcher.waits.control, "of", lambda row: Estimate(0, 1))
-    waiting = asyncio.create_task(busy.chat())
-    await until(lambda: len(busy.gateway.dispatcher.queue) == 1)
-    busy.backends[0].script.hold.set()
-    async with await waiting as response:
-        assert response.status == 200
-    assert counted(busy) == {}

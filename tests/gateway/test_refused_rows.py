@@ -1,6 +1,5 @@
 """Values are cleaned once, and a ledger row that the database refuses all the same blocks no others."""
 
-import asyncio
 import json
 import math
 
@@ -10,15 +9,13 @@ from django.db import InterfaceError, OperationalError, ProgrammingError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.accounts.models import Tenant
 from controlplane.events.models import Event
 from controlplane.gateway.ledger import writer
 from controlplane.gateway.ledger.entry import COLUMNS, REQUEST_ID, Row, fitted
 from controlplane.gateway.ledger.writer import DEAD_LETTERS, Ledger, is_away, write_all
 from controlplane.gateway.models import LedgerRow
-from tests.gateway.conftest import until
 from tests.gateway.rows import ledger_row
-from tests.gateway.test_ledger import entries  # noqa: F401
+from tests.gateway.test_ledger import entries, filled, started  # noqa: F401
 from tests.triggers import refuse, stop_refusing
 
 NOBODY = 10**9  # no tenant has this number
@@ -42,9 +39,7 @@ def letters(folder) -> list[str]:
 @pytest.mark.parametrize("at", [[0], [3], [1, 2], [0, 1, 2, 3]])
 async def test_all_others_are_written_in_order_at_once(entries, tmp_path, at):  # noqa: F811
     """C27."""
-    ledger = Ledger(10, tmp_path)
-    for number, entry in enumerate(entries):
-        ledger.add(bad(entry) if number in at else entry)
+    ledger = filled([bad(entry) if number in at else entry for number, entry in enumerate(entries)], tmp_path)
     assert await ledger.flush()
     assert await sync_to_async(request_ids)() == [f"r{number}" for number in range(4) if number not in at]
     assert (ledger.held, ledger.refused, ledger.written) == (0, len(at), 4 - len(at))
@@ -73,9 +68,7 @@ async def test_a_trigger_against_one_row_holds_no_other(entries, tmp_path, sqlst
     table = LedgerRow._meta.db_table
     await sync_to_async(refuse)(table, "INSERT", "NEW.request_id = 'r1'", REFUSES[sqlstate])
     try:
-        ledger = Ledger(10, tmp_path)
-        for entry in entries:
-            ledger.add(entry)
+        ledger = filled(entries, tmp_path)
         assert await ledger.flush()
     finally:
         await sync_to_async(stop_refusing)()
@@ -136,13 +129,8 @@ async def test_rows_wait_for_the_database_alone_and_it_is_said_since_when(
 
 async def test_a_journal_is_read_the_same_way(entries, tmp_path):  # noqa: F811
     """C27."""
-    first = Ledger(10, tmp_path)
-    for entry in (entries[0], bad(entries[1]), entries[2]):
-        first.add(entry)
-    first.journal.close()  # killed
-    second = Ledger(10, tmp_path)
-    await second.start()
-    await second.stop()
+    filled((entries[0], bad(entries[1]), entries[2]), tmp_path).journal.close()  # killed
+    await started(tmp_path)
     assert await sync_to_async(request_ids)() == ["r0", "r2"]
     third = Ledger(10, tmp_path)
     await third.start()
@@ -160,9 +148,7 @@ async def test_dead_letters_under_a_journals_name_are_written_by_the_next_start(
     text = (tmp_path / DEAD_LETTERS).read_text()
     (tmp_path / DEAD_LETTERS).unlink()
     (tmp_path / "ledger-unsaved-again.jsonl").write_text(text.replace('"many"', "7"))
-    following = Ledger(10, tmp_path)
-    await following.start()
-    await following.stop()
+    await started(tmp_path)
     assert await sync_to_async(request_ids)() == ["r1", "r0"]
 
 
@@ -232,25 +218,6 @@ async def test_the_page_and_readyz_say_it(served):
     ledger.journal.forget()
 
 
-@pytest.mark.parametrize("asked", [3_000_000_000, 2**63])
-async def test_a_request_for_more_than_any_column_holds_is_a_row_like_others(served, asked):
-    """C01: It is refused by its tenant's own limit; it once stopped the ledger of all tenants."""
-    await sync_to_async(Tenant.objects.update)(tokens_per_minute=300)
-    served.gateway.keys._grants.clear()
-    backend = served.backends[0]
-    backend.script.hold = asyncio.Event()
-    first = asyncio.create_task(served.chat(max_tokens=200, ignore_eos=True))
-    await until(lambda: backend.running == 1)  # about 200 of its 300 tokens are reserved
-    async with await served.chat(max_tokens=asked, ignore_eos=True) as response:
-        assert response.status == 429
-    backend.script.hold.set()
-    assert (await first).status == 200
-    outcomes = {row.outcome: row for row in await served.rows()}
-    assert outcomes["done"].output_tokens > 0
-    assert outcomes["rejected"].predicted_output_tokens < 2**31
-    assert served.gateway.ledger.held == served.gateway.ledger.refused == 0
-
-
 HUGE = [
     ("chat/completions", {"max_tokens": 2**62, "n": 4, "ignore_eos": True}),
     ("chat/completions", {"max_tokens": 2**64 - 1, "ignore_eos": True}),
@@ -270,7 +237,7 @@ async def test_a_placed_request_for_more_than_64_bits_has_its_row(served, subtes
         said = {} if "prompt" in body or "input" in body else {"messages": [{"role": "user", "content": "hello"}]}
         asked = {"model": "m"} | body | said
         with subtests.test(path=path, **body):
-            async with served.http.post(f"{served.url}/v1/{path}", json=asked, headers=served.headers) as response:
+            async with served.post(f"/v1/{path}", asked) as response:
                 await response.read()
             assert (await served.new_row()).attempts >= 1, "it was placed"
     assert served.gateway.ledger.refused == 0

@@ -221,7 +221,7 @@ async def test_the_bytes_of_a_response_are_the_tenant_s_own_with_our_priority(se
 async def test_a_class_named_as_tier_is_not_for_vllm(served, tier, passed):
     """vLLM refuses every `service_tier` that is not OpenAI's."""
     body = {"model": "m", "input": "hi", "stream": True, "service_tier": tier}
-    async with served.http.post(f"{served.url}/v1/responses", json=body, headers=served.headers) as response:
+    async with served.post("/v1/responses", body) as response:
         assert response.status == 200
     assert served.backends[0].bodies[0] == {**body, "priority": 5000, "service_tier": passed}
     (row,) = await served.rows()
@@ -233,16 +233,12 @@ async def test_a_server_lost_before_its_engine_began_is_replaced_unseen(served):
     """vLLM sends `response.created` before its engine has the request: that is no first token and is held back."""
     for backend in served.backends:
         backend.script.die = "opened"
-    request = served.http.post(
-        f"{served.url}/v1/responses", json={"model": "m", "input": "hi", "stream": True}, headers=served.headers
-    )
+    request = served.post("/v1/responses", {"model": "m", "input": "hi", "stream": True})
     async with request as response:
         assert response.status == 502
         assert (await response.json())["error"]["code"] == "upstream_failed"
     served.backends[1].script.die = ""
-    async with served.http.post(
-        f"{served.url}/v1/responses", json={"model": "m", "input": "hi", "stream": True}, headers=served.headers
-    ) as response:
+    async with served.post("/v1/responses", {"model": "m", "input": "hi", "stream": True}) as response:
         text = await response.text()
     assert text.count("event: response.created") == 1
     assert text.count(".delta\n") == 3

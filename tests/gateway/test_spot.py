@@ -81,31 +81,6 @@ def running(served, name: str) -> int:
     return len(replica(served, name).requests)
 
 
-async def test_only_opportunistic_requests_run_on_a_donated_instance(served):
-    await donated(served)
-    asking = [asyncio.create_task(ask(served, KEEPS)) for _ in range(2)]
-    asking += [asyncio.create_task(ask(served)) for _ in range(2)]
-    await until(lambda: (running(served, "a"), running(served, "b")) == (2, 2))
-    assert all(one.asked.opportunistic for one in replica(served, "b").requests)
-    views = served.gateway.topology.own_endpoints
-    assert len(views) == 1, "a donated instance adds no endpoint that scaling sees"
-    assert [(await one).status for one in asking] == [200] * 4
-    rows = await served.rows()
-    assert sorted((row.slo_class, row.instance) for row in rows) == [("interactive", "a")] * 2 + [(KEEPS, "b")] * 2
-
-
-async def test_more_than_a_donated_instance_holds_is_held_and_goes_where_room_is(served):
-    await donated(served)
-    asking = [asyncio.create_task(ask(served, KEEPS)) for _ in range(10)]
-    assert [(await one).status for one in asking] == [200] * 10
-    rows = await served.rows()
-    placed = [row.instance for row in rows]
-    assert len(placed) == 10
-    assert placed.count("b") >= 4, "as many as run there at once"
-    arrays = served.gateway.topology.fleet
-    assert (len(served.gateway.dispatcher.holding), arrays.running.sum()) == (0, 0)
-
-
 async def test_a_reclaim_under_load_queues_the_request_again_and_it_ends_elsewhere(served):
     await donated(served)
     whole = text_of(await events_of(await ask(served, KEEPS, stream=True)))

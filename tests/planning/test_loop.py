@@ -1,13 +1,20 @@
 """The scaling loop: moves by the state of an endpoint, its policy and plan; what is missing moves nothing."""
 
 import math
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import ClassVar
+from unittest.mock import MagicMock
 
 import pytest
-from django.db import OperationalError
+from django.db import OperationalError, connection
 from django.utils import timezone
 
 from controlplane.alerts.problems import read_known
+from controlplane.dispatch.live_fleet import inventory
+from controlplane.dispatch.live_fleet.topology import Topology
+from controlplane.dispatch.observation import Observation
+from controlplane.dispatch.token_accounts import Outlook
 from controlplane.events.models import Event
 from controlplane.fleet import services as fleet
 from controlplane.fleet.lifecycle.states import InstanceState
@@ -21,14 +28,65 @@ from controlplane.fleet.models import (
 )
 from controlplane.planning import selectors, services
 from controlplane.planning.execution import executor, loop, rows
+from controlplane.planning.execution.loop import ScalingLoop
 from controlplane.planning.models import MoveSource, PlanStatus, PolicyMode, ScalingMove, ScalingPlan
 from controlplane.tuning import services as tuning
-from tests.planning.looping import LoopOverRows
+from scheduling.scaling import EndpointView
 from workers.vllm.metrics import VllmMetrics
 
 pytestmark = pytest.mark.django_db
 S = InstanceState
 MODEL, REGION = PLACE = ("llama-3.1-8b", "us-east")
+
+
+class Given(Observation):
+    """Views of the rows with `shown` instead of what is measured."""
+
+    shown: ClassVar[dict] = {}
+
+    def views(self) -> dict[int, EndpointView]:
+        return {at: view._replace(**self.shown) for at, view in super().views().items()}
+
+
+class LoopOverRows(ScalingLoop):
+    """The scaling loop on a clock of the test: its threads are calls. `ahead_s` moves its clocks and Django's."""
+
+    def __init__(self, monkeypatch) -> None:
+        monkeypatch.setattr(rows.connections, "close_all", lambda: None)
+        monkeypatch.setattr(rows, "run_commands", lambda: 0)  # nothing is started
+        self.ahead_s, self.began, self.in_thread = 0.0, timezone.now(), False
+        monkeypatch.setattr(timezone, "now", self.now)
+        observation = Given(
+            Topology(), lambda _: 0, lambda _: Outlook(0, math.nan, math.nan), lambda: 1e6 + self.ahead_s,
+            lambda: self.now().timestamp(),
+        )  # fmt: skip
+        observation.began_s = 0.0
+        dispatcher = MagicMock(topology=observation.topology)
+        dispatcher.reordering.evicted = []
+        dispatcher.prewarming.wakes.return_value = None
+        job = SimpleNamespace(period_s=1.0)
+        super().__init__(dispatcher, observation, owns=lambda: True, read_inventory=MagicMock(), job=job)
+
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(self.began.timestamp() + self.ahead_s, UTC)
+
+    def check(self) -> None:
+        self.topology.apply(inventory.read())
+        with connection.execute_wrapper(self._only_in_threads):
+            super().check()
+
+    def _only_in_threads(self, execute, *query) -> object:
+        assert self.in_thread, "the event loop waits for the database"
+        return execute(*query)
+
+    def _in_thread(self, work, done=lambda: None, *, moves=False) -> None:
+        self.in_thread = True
+        try:
+            work()
+        except Exception as error:
+            self._report(error, moves=moves)
+        self.in_thread = False
+        done()
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from controlplane.gateway.models import LedgerRow
 from controlplane.simulation.selectors import LEDGER_COLUMNS, ledger_rows, ledger_trace
 from scheduling.simulation.measures.tables import write_csv
 from scheduling.simulation.workload.traces import load_trace, read_trace
+from tests.gateway.rows import served_row
 
 START = datetime(2026, 11, 20, 10, tzinfo=UTC)
 
@@ -22,19 +23,10 @@ def ledger(db):
     for number, (late_s, model, prompt) in enumerate(
         [(2.25, "llama", 30), (0.0, "llama", 10), (1.000001, "bloom", 20)]
     ):
-        LedgerRow.objects.create(
-            request_id=f"r{number}",
-            arrived_at=START + timedelta(seconds=late_s),
-            tenant=tenant,
-            model=model,
-            slo_class="interactive",
-            region="us-east",
-            streamed=True,
-            outcome="done",
-            status_code=200,
-            prompt_tokens=prompt,
-            output_tokens=5,
-        )
+        served_row(
+            request_id=f"r{number}", arrived_at=START + timedelta(seconds=late_s), tenant=tenant, model=model,
+            region="us-east", prompt_tokens=prompt, output_tokens=5,
+        ).save()  # fmt: skip
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from controlplane.gateway.models import LedgerRow
 from controlplane.simulation.services import find_gpu_type, find_model
 from scheduling.fleet.profile import Profile
 from tests import database
+from tests.gateway.rows import served_row
 
 TRUE = Profile(0.05, 0.016, 8.4e-5, 0.0, 0.029, 2.5e-4, 4e-8)
 
@@ -111,17 +112,13 @@ def ledger(instance: str, rows: int = 120, noise: float = 0.03) -> None:
         noisy = np.exp(noise * random.standard_normal(2))
         queue_ms = float(random.integers(0, 500))
         written.append(
-            LedgerRow(
+            served_row(
                 request_id=f"r{number}",
                 arrived_at=datetime(2026, 11, 20, tzinfo=UTC) + timedelta(seconds=number),
                 tenant=tenant,
                 model="llama-2-70b",
-                slo_class="interactive",
                 region="us-east",
                 instance=instance,
-                streamed=True,
-                outcome="done",
-                status_code=200,
                 prompt_tokens=prompt,
                 output_tokens=output,
                 queue_ms=queue_ms,

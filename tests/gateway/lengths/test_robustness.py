@@ -102,8 +102,6 @@ async def test_deep_conversations_and_odd_bodies_are_served(served):
         response = await served.chat(messages=messages)
         assert response.status == 200, await response.text()
     for prompt in ([1, 2, 3], [[1, 2], [3]], ["a", "b"], "x"):
-        response = await served.http.post(
-            f"{served.url}/v1/completions", json={"model": "m", "prompt": prompt}, headers=served.headers
-        )
+        response = await served.post("/v1/completions", {"model": "m", "prompt": prompt})
         assert response.status == 200, await response.text()
     assert served.gateway.lengths.failed["failed"] == 0

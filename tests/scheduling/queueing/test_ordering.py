@@ -144,56 +144,6 @@ def test_constant_keys_order_as_explicit_aging_does(drawn):
     assert single_server(rows, ssjf(stretch)) == aged(rows, stretch)
 
 
-def with_requests_ahead(rows, key_of, ahead, by_priority):
-    """Like `single_server`, with up to *ahead* requests beyond the one in service."""
-
-    def first(numbers):
-        return min(numbers, key=lambda each: (key_of(rows[each]), each))
-
-    waiting, inside, served = [], [], []
-    begins, passed, arrived, now_s, free_s = [0.0] * len(rows), [0] * len(rows), 0, 0.0, 0.0
-    while len(served) < len(rows):
-        coming_s = rows[arrived][0] if arrived < len(rows) else math.inf
-        now_s = max(now_s, min(coming_s, free_s if waiting or inside else math.inf))
-        while arrived < len(rows) and rows[arrived][0] <= now_s:
-            waiting.append(arrived)
-            arrived += 1
-        idle = free_s <= now_s
-        while waiting and len(inside) < ahead + idle:
-            inside.append(first(waiting))
-            waiting.remove(inside[-1])
-        if idle and inside:
-            number = first(inside) if by_priority else inside[0]
-            inside.remove(number)
-            for other in (*waiting, *inside):
-                passed[other] += other > number and key_of(rows[other]) < key_of(rows[number])
-            begins[number], free_s = now_s, now_s + rows[number][1]
-            served.append(number)
-    return begins, served, passed
-
-
-@given(queues(), st.integers(0, 5), st.booleans())
-def test_requests_ahead_keep_the_bounds_and_hold_up_an_urgent_one_by_no_more_than_their_number(
-    drawn, ahead, by_priority
-):
-    rows, stretch = drawn
-    by_arrival, _ = single_server(rows, lambda row: row[0])
-    begins, served, passed = with_requests_ahead(rows, ssjf(stretch), ahead, by_priority)
-    place = {number: at for at, number in enumerate(served)}
-    for late, (late_s, _, late_service_s) in enumerate(rows):
-        for early in range(late):
-            if place[late] < place[early]:
-                early_s, _, early_service_s = rows[early]
-                assert late_s - early_s < stretch * (early_service_s - late_service_s)
-    for number, (arrival_s, _, predicted_s) in enumerate(rows):
-        window_s = arrival_s + stretch * predicted_s
-        work_s = sum(real_s for later_s, real_s, _ in rows[number + 1 :] if later_s < window_s)
-        assert begins[number] <= by_arrival[number] + work_s
-    assert max(passed) <= ahead
-    if ahead == 0:
-        assert (begins, served) == single_server(rows, ssjf(stretch))
-
-
 @given(queues())
 def test_stretch_nought_is_first_come_and_a_long_one_shortest_first(drawn):
     rows, _ = drawn

@@ -185,17 +185,14 @@ def test_the_work_ahead_of_a_request_follows_the_plain_rule(drawn, state, own, m
     assert (others_s2 > 0.0) == (expected_s > gpus.ready_s), "a swap is not known to the second"
 
 
-class TestSwapInProgress:
-    def test_the_holder_of_the_gpus_is_up_at_its_time(self):
-        shared = Shared()
-        shared.swap(1, up_s=9.0)
-        note_phase(shared.arrays, 1, COMES, 20.0)
-        assert having(shared.fleet, shared.arrays, 0, 7.0) == (1, 2.0, 0.0), (
-            "it is not put off by being looked at again"
-        )
-        assert having(shared.fleet, shared.arrays, 0, 12.0) == (1, 0.0, 0.0)
-        note_phase(shared.arrays, 1, STAYS, 0.0)
-        assert having(shared.fleet, shared.arrays, 0, 12.0) == (NONE, 0.0, 0.0)
+def test_the_holder_of_the_gpus_is_up_at_its_time():
+    shared = Shared()
+    shared.swap(1, up_s=9.0)
+    note_phase(shared.arrays, 1, COMES, 20.0)
+    assert having(shared.fleet, shared.arrays, 0, 7.0) == (1, 2.0, 0.0), "it is not put off by being looked at again"
+    assert having(shared.fleet, shared.arrays, 0, 12.0) == (1, 0.0, 0.0)
+    note_phase(shared.arrays, 1, STAYS, 0.0)
+    assert having(shared.fleet, shared.arrays, 0, 12.0) == (NONE, 0.0, 0.0)
 
 
 def test_a_drain_is_longer_the_more_runs_and_nothing_where_nothing_does():
@@ -269,61 +266,38 @@ def test_the_awake_instance_pulls_its_model_and_otherwise_waits_for_the_swap():
     assert pull(shared.fleet, shared.endpoints, shared.waiting, 1, 0.0)[1] == 1
 
 
-class TestRule:
-    def test_nothing_waits(self):
-        assert Shared().swap_to() is None
+@pytest.mark.parametrize(
+    ("queue", "given", "wanted", "served"),
+    [
+        ([], {}, None, []),
+        ([(0, 5.0)], {}, None, [0]),  # it serves what is first
+        ([(2, 5.0)], {"runs": 0, "ready_s": 0.0}, (2, "1 requests wait for m2, and a is idle."), [2]),
+        ([(1, 5.0), (0, 60.0)], {"ready_s": 31.0}, (1, ""), [1, 0]),  # past its time, it is given nothing more
+        ([(1, 5.0)], {"awake": NONE}, (1, "1 requests wait for m1, and nothing has the GPUs."), [1]),
+        ([(1, 5.0), (2, 60.0)], {"awake": 2, "is_ready": False}, None, [2, 1]),  # what starts is served first
+        ([(1, 5.0), (0, 60.0)], {"ready_s": 99.0, "at_rest": {2: SWAP_S[2]}}, None, [0, 1]),  # none serves it: put back
+        ([(1, 5.0, 50, True), (0, 60.0)], {}, (1, "An operator wants group 0 of m1 served first."), [1, 0]),
+    ],
+)
+def test_what_is_swapped_to(queue, given, wanted, served):
+    shared = Shared(0 if given.get("is_ready", True) and given.get("awake", 0) == 0 else NONE)
+    for group in queue:
+        shared.put(*group)
+    made = shared.swap_to(**given)
+    assert (made and made[0]) == (wanted and wanted[0])
+    assert not wanted or made[1].startswith(wanted[1])
+    assert shared.models() == served
 
-    def test_it_serves_what_is_first(self):
-        shared = Shared()
-        shared.put(0, 5.0)
-        assert shared.swap_to() is None
 
-    def test_an_idle_model_gives_way(self):
-        shared = Shared()
-        shared.put(2, 5.0)
-        assert shared.swap_to(runs=0, ready_s=0.0) == (2, "1 requests wait for m2, and a is idle.")
-
-    def test_a_model_past_its_time_gives_way(self):
-        shared = Shared()
-        shared.put(1, 5.0)
-        shared.put(0, 60.0)
-        assert shared.swap_to(ready_s=31.0)[0] == 1
-        assert shared.models() == [1, 0], "it is given nothing more"
-
-    def test_a_busy_model_stays_while_the_others_have_time_for_one_more_stay(self):
-        shared = Shared()
-        shared.put(1, 60.0)
-        shared.put(1, 60.0)  # each takes a second, the swap 2.5, a stay 25
-        last_s = slack_s(Still(shared.fleet, shared.endpoints, shared.waiting), 0, 0) - 25.0
-        runs_s = shared.drain_s(0, 1)
-        assert last_s == pytest.approx(60.0 - 2 * 1.02 - 2.5 - 25.0, abs=0.1)
-        assert shared.swap_to(last_s - runs_s - 0.01, ready_s=99.0) is None
-        assert shared.swap_to(last_s - runs_s + 0.01, ready_s=99.0)[0] == 1
-
-    def test_no_instance_is_awake(self):
-        shared = Shared(NONE)
-        shared.put(1, 5.0)
-        assert shared.swap_to(awake=NONE) == (1, "1 requests wait for m1, and nothing has the GPUs.")
-
-    def test_a_starting_model_is_served_first(self):
-        shared = Shared(NONE)
-        shared.put(1, 5.0)
-        shared.put(2, 60.0)
-        assert shared.swap_to(awake=2, is_ready=False) is None
-        assert shared.models() == [2, 1]
-
-    def test_what_no_instance_at_rest_serves_is_put_back(self):
-        shared = Shared()
-        shared.put(1, 5.0)
-        shared.put(0, 60.0)
-        assert shared.swap_to(ready_s=99.0, at_rest={2: SWAP_S[2]}) is None
-        assert shared.models() == [0, 1]
-
-    def test_a_pin_is_an_order(self):
-        shared = Shared()
-        shared.put(1, 5.0, pinned=True)
-        shared.put(0, 60.0)
-        assert shared.swap_to() == (1, "An operator wants group 0 of m1 served first.")
+def test_a_busy_model_stays_while_the_others_have_time_for_one_more_stay():
+    shared = Shared()
+    shared.put(1, 60.0)
+    shared.put(1, 60.0)  # each takes a second, the swap 2.5, a stay 25
+    last_s = slack_s(Still(shared.fleet, shared.endpoints, shared.waiting), 0, 0) - 25.0
+    runs_s = shared.drain_s(0, 1)
+    assert last_s == pytest.approx(60.0 - 2 * 1.02 - 2.5 - 25.0, abs=0.1)
+    assert shared.swap_to(last_s - runs_s - 0.01, ready_s=99.0) is None
+    assert shared.swap_to(last_s - runs_s + 0.01, ready_s=99.0)[0] == 1
 
 
 def test_one_that_failed_leaves_the_queue_and_its_groups_with_it():

@@ -68,13 +68,6 @@ def attainment(staged, result, among):
     return met[judged & among].mean()
 
 
-def test_without_a_rule_almost_all_miss_their_promise(admitted):
-    staged, result = admitted
-    assert attainment(staged, result, np.ones(result.requests.count, bool)) < 0.5
-    assert result.asked_class is None
-    assert "refused_at_door" not in result.counters
-
-
 @pytest.mark.parametrize("ordering", ["priority", "deadline", "qlm"])
 def test_refusing_keeps_the_promises_to_the_others(ordering, refusing):
     staged, result = refusing if ordering == "priority" else run(if_unreachable="refuse", ordering=ordering)
@@ -105,14 +98,6 @@ def test_degraded_requests_run_in_the_other_class():
     assert result.counters["admitted_late"] == result.admitted_late.sum()
     counted = [row for row in request_table(result, staged.tenants).rows if row[2] == "degraded_to"]
     assert ("slo_class", "batch", "degraded_to", "count", degraded.sum()) in counted
-
-
-def test_an_idle_fleet_judges_and_changes_nothing():
-    decided = []
-    for rule in ("admit", "refuse"):
-        staged = stage(scenario_of(if_unreachable=rule, requests_per_s=1.0), seed=3)
-        decided.append(staged.run(decisions=True).decisions)
-    assert (decided[0] == decided[1]).all()
 
 
 def test_the_same_seed_gives_the_same_result(refusing):

@@ -22,13 +22,6 @@ def test_swaps_by_queue_are_fewer_and_keep_no_fewer_in_time(per_s, slo_s, seed):
     assert 0 < swaps < swaps_on_demand
 
 
-@pytest.mark.nightly
-def test_the_same_again_is_the_same():
-    first, *_ = simulated((1.0, 1.0), (30.0, 200.0), seed=3)
-    again, *_ = simulated((1.0, 1.0), (30.0, 200.0), seed=3)
-    assert first.tobytes() == again.tobytes()
-
-
 def test_alternating_requests_are_grouped_by_model():
     """C77: each is for the other of two models. One a second leaves the GPUs idle, so that swaps cost no request time;
     of what keeps them busy, at most a tenth of the time goes into swaps.

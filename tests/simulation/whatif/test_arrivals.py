@@ -8,12 +8,13 @@ import pytest
 
 from controlplane.accounts.models import Tenant
 from controlplane.fleet.models import SloClass
-from controlplane.gateway.models import LedgerRow, Outcome
+from controlplane.gateway.models import LedgerRow
 from controlplane.planning.models import Forecast
 from controlplane.simulation.whatif import timing
 from controlplane.simulation.whatif.arrivals import drawn, expected_requests, forecast_arrivals, recent, recorded
 from controlplane.simulation.whatif.changes.applying import parsed
 from scheduling.fleet.state import RunningRequest, WaitingRequest
+from tests.gateway.rows import served_row
 
 AT = datetime(2026, 11, 22, 14, 0, tzinfo=UTC)
 
@@ -97,16 +98,10 @@ def rows(db):
 
     def make(count, **values):
         made = [
-            LedgerRow(
+            served_row(
                 request_id=f"r{number}",
                 arrived_at=AT - timedelta(seconds=10 * (count - number)),
                 tenant=tenant,
-                model="m",
-                slo_class="interactive",
-                region="east",
-                streamed=True,
-                outcome=Outcome.DONE,
-                status_code=200,
                 prompt_tokens=100,
                 output_tokens=50,
                 predicted_prompt_tokens=100,

@@ -66,7 +66,7 @@ def estimates(waits, admission, rows, endpoints):
 @pytest.mark.parametrize(("ordering", "shares"), [("ssjf", False), ("qlm", False), ("qlm", True)])
 def test_waits_and_promises_are_those_of_the_fleet(db, ordering, shares):
     """Of what waits, in several classes, with what was learned before: position, mean, variance, verdict."""
-    make_fleet("join_shortest_queue", ordering, requests_ahead_limit=0)
+    make_fleet("join_shortest_queue", ordering)
     if shares:
         share_gpus()
     Instance.objects.update(kv_capacity_tokens=16 * 1024)

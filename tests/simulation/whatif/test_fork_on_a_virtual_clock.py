@@ -56,14 +56,17 @@ PROFILE = {
 }
 
 
-def make_fleet(routing: str, ordering: str, **deployment: object) -> None:
+def make_fleet(routing: str, ordering: str, *, blocks: int = 1024, **deployment: object) -> None:
+    """Write the rows of a fleet whose instances have *blocks* of memory each, and are given nothing ahead."""
     servers = [SimpleNamespace(name=f"m-{at}", url=f"http://127.0.0.1:1/m-{at}") for at in range(INSTANCES)]
     make_rows(servers, regions=["east"] * INSTANCES, max_num_seqs=SEQUENCES, queue_bound=1000)
     model, gpu_type = Model.objects.get(), GpuType.objects.get()
     PerformanceProfile.objects.create(model=model, gpu_type=gpu_type, tensor_parallel=1, source="test", **PROFILE)
     bounds = {"min_instances": INSTANCES, "max_instances": INSTANCES}
     values = {"routing_policy": routing, "ordering_policy": ordering, "max_num_batched_tokens": 2048} | bounds
+    values["requests_ahead_limit"] = 0
     Deployment.objects.update(**values | deployment)
+    Instance.objects.update(kv_capacity_tokens=BLOCK_TOKENS * blocks)
 
 
 def lend() -> None:
@@ -123,6 +126,13 @@ class Both:
         numbers = [*self.held, *range(came, len(self.live.courses))]
         each = self.result.decisions[["time_s", "request", "instance"]].tolist()
         return [(at_s, numbers[request], instance) for at_s, request, instance in each]
+
+    def decided_alike(self) -> list[tuple[float, int, int]]:
+        """Assert that every decision is the same, at the same time; return them."""
+        fleet, simulation = self.decisions_of_the_fleet(), self.decisions_of_the_simulation()
+        assert [row[1:] for row in simulation] == [row[1:] for row in fleet]
+        np.testing.assert_allclose([row[0] for row in simulation], [row[0] for row in fleet], atol=1e-5)
+        return fleet
 
 
 def alike(asked: list[DrawnRequest], until_s: float) -> list[DrawnRequest]:
@@ -192,17 +202,14 @@ def test_a_fork_decides_as_the_fleet_did(db, routing, ordering, options):
     """Every decision is the same, at the same time, for three minutes, or for ten."""
     options = dict(options)  # a second try has the same
     limits = {"requests_ahead_limit": options.pop("ahead", 0)}
-    make_fleet(routing, ordering, **limits)
-    put("EVICTION_LIMIT", options.pop("evictions", 0), "test")
     short = "blocks" in options
-    Instance.objects.update(kv_capacity_tokens=16 * options.pop("blocks", 1024))
+    make_fleet(routing, ordering, blocks=options.pop("blocks", 1024), **limits)
+    put("EVICTION_LIMIT", options.pop("evictions", 0), "test")
     both = fork_and_continue(**options)
     assert len(both.held) > 3, "or it would be a fork of little"
     assert max(both.outcomes["queue_s"]) > 1.0, "or order would hardly matter"
     assert short == any(engine.preemptions_total for engine in both.live.engines)
-    fleet, simulation = both.decisions_of_the_fleet(), both.decisions_of_the_simulation()
-    assert [row[1:] for row in simulation] == [row[1:] for row in fleet]
-    np.testing.assert_allclose([row[0] for row in simulation], [row[0] for row in fleet], atol=1e-5)
+    both.decided_alike()
     for percentile in (50, 95):
         assert abs(both.ttft_off(percentile)) < 1e-4
 
@@ -219,8 +226,7 @@ def test_a_fork_has_runs_in_progress_where_they_stood(db, ordering, per_s):
 
     With 300 waiting, request groups of `qlm` are full: their limits are those of the fleet's last sweep.
     """
-    make_fleet("join_shortest_queue", ordering, requests_ahead_limit=0, ordering_stretch=3.0)
-    Instance.objects.update(kv_capacity_tokens=16 * 1024)
+    make_fleet("join_shortest_queue", ordering, ordering_stretch=3.0)
     put("GROUP_ORDER", "hermes", "test")
     random, at_s = np.random.default_rng(2), 60.3
     asked = [
@@ -254,18 +260,15 @@ def test_a_fork_has_runs_in_progress_where_they_stood(db, ordering, per_s):
         result,
         sorted(int(one.request_id[1:]) for one in start.state.requests),
     )
-    fleet, simulation = both.decisions_of_the_fleet(), both.decisions_of_the_simulation()
+    fleet = both.decided_alike()
     assert {number for _, number, _ in fleet} == {*waiting, len(asked)}
-    assert [row[1:] for row in simulation] == [row[1:] for row in fleet]
-    np.testing.assert_allclose([row[0] for row in simulation], [row[0] for row in fleet], atol=1e-5)
     assert [number for _, number, _ in fleet] != sorted(waiting), "or order would hardly matter"
 
 
 def test_what_instances_carry_is_the_same_in_a_fork(db):
     """Their API processes carry fewer requests than their sequences, by the lengths of those that came before the fork."""
-    make_fleet("join_shortest_queue", "fcfs", requests_ahead_limit=0)
+    make_fleet("join_shortest_queue", "fcfs")
     PerformanceProfile.objects.update(front_end_requests_per_s=20.0, front_end_tokens_per_s=20.0)
-    Instance.objects.update(kv_capacity_tokens=16 * 1024)
     carried = []
 
     def note(live):
@@ -273,9 +276,7 @@ def test_what_instances_carry_is_the_same_in_a_fork(db):
 
     both = fork_and_continue(at_s=133.77, per_s=1.8, before_fork=note)
     assert max(carried) < SEQUENCES
-    fleet, simulation = both.decisions_of_the_fleet(), both.decisions_of_the_simulation()
-    assert [row[1:] for row in simulation] == [row[1:] for row in fleet]
-    np.testing.assert_allclose([row[0] for row in simulation], [row[0] for row in fleet], atol=1e-5)
+    both.decided_alike()
     assert max(both.outcomes["queue_s"]) > 1.0, "or room would hardly matter"
 
 
@@ -283,8 +284,7 @@ def test_what_instances_carry_is_the_same_in_a_fork(db):
 @pytest.mark.parametrize("ordering", at_night_but(["ssjf"], ["fcfs", "ssjf", "slack"]))
 def test_a_fork_has_the_prefix_caches_of_the_fleet(db, ordering, kv_events):
     """What waits at the fork finds as much of its prompts cached, at the same instances, as in the fleet."""
-    make_fleet("least_delay", ordering, requests_ahead_limit=0, kv_events=kv_events)
-    Instance.objects.update(kv_capacity_tokens=16 * 1024)
+    make_fleet("least_delay", ordering, kv_events=kv_events)
     hits: list[int] = []
 
     def note(live: RowsFleet) -> None:
@@ -292,9 +292,7 @@ def test_a_fork_has_the_prefix_caches_of_the_fleet(db, ordering, kv_events):
 
     both = fork_and_continue(at_s=133.77, per_s=2.5, prompts=True, before_fork=note)
     assert both.live.publishes == kv_events
-    fleet, simulation = both.decisions_of_the_fleet(), both.decisions_of_the_simulation()
-    assert [row[1:] for row in simulation] == [row[1:] for row in fleet]
-    np.testing.assert_allclose([row[0] for row in simulation], [row[0] for row in fleet], atol=1e-5)
+    both.decided_alike()
     cached_tokens = sum(engine.prefix_hit_tokens_total for engine in both.live.engines) - hits[0]
     assert both.result.counters["prefix_hit_tokens"] == cached_tokens > 500
 
@@ -304,7 +302,7 @@ def test_a_fork_has_fallbacks_and_weights_as_the_fleet(db, wait_s):
     """The queue of a model is full at the fork, and its fallback serves what comes; a third of a public name's requests has
     the other model by weight.
     """
-    make_fleet("join_shortest_queue", "ssjf", requests_ahead_limit=0, queue_bound=6)
+    make_fleet("join_shortest_queue", "ssjf", queue_bound=6)
     make_model("n", "http://127.0.0.1:1/n")
     own, other = Model.objects.get(name="m"), Model.objects.get(name="n")
     PerformanceProfile.objects.create(
@@ -317,7 +315,6 @@ def test_a_fork_has_fallbacks_and_weights_as_the_fleet(db, wait_s):
         WeightedTarget.objects.create(name="chat", target=target, weight=weight)
     Instance.objects.update(kv_capacity_tokens=16 * 1024)
     both = fork_and_continue(at_s=133.77, per_s=6.0, named=True)
-    fleet, simulation = both.decisions_of_the_fleet(), both.decisions_of_the_simulation()
     rules = [str(RULES[one["model_rule"]] or "") for one in both.outcomes]
     live = [row.model_rule for row in both.rows]
     assert {"weights", "unavailable"} <= set(live)
@@ -325,34 +322,27 @@ def test_a_fork_has_fallbacks_and_weights_as_the_fleet(db, wait_s):
         assert sum(one != other for one, other in zip(rules, live, strict=True)) < 0.02 * len(live)
         return
     assert rules == live
-    assert [row[1:] for row in simulation] == [row[1:] for row in fleet]
-    np.testing.assert_allclose([row[0] for row in simulation], [row[0] for row in fleet], atol=1e-5)
+    both.decided_alike()
 
 
 def test_announced_work_sets_the_pace_in_a_fork_too(db):
     """Lines that are not open yet count by their deadlines: held work leaves in time for them."""
-    make_fleet("join_shortest_queue", "fcfs", requests_ahead_limit=0)
-    Instance.objects.update(kv_capacity_tokens=16 * 1024)
+    make_fleet("join_shortest_queue", "fcfs")
     announced = Backlog("m", ((133.77 + 400.0, 1000),))
     both = fork_and_continue(at_s=133.77, per_s=1.8, before_fork=lambda live: live.dispatcher.take(announced))
-    fleet, simulation = both.decisions_of_the_fleet(), both.decisions_of_the_simulation()
-    assert [row[1:] for row in simulation] == [row[1:] for row in fleet]
-    np.testing.assert_allclose([row[0] for row in simulation], [row[0] for row in fleet], atol=1e-5)
+    both.decided_alike()
     assert "pace" in {one.why for _, one in both.live.dispatcher.holding.control.released}
 
 
 @pytest.mark.parametrize("reclaimed", [False, True])
 def test_a_fork_has_the_donated_instances_and_what_runs_there(db, reclaimed):
     """Opportunistic requests run there, and held work in the room they leave; they leave when it is being reclaimed."""
-    make_fleet("join_shortest_queue", "priority", requests_ahead_limit=0)
-    Instance.objects.update(kv_capacity_tokens=16 * 1024)
+    make_fleet("join_shortest_queue", "priority")
     lend()
     both = fork_and_continue(
         at_s=151.3, per_s=2.5, spare=0.3, before_fork=lambda live: live.reclaim(LENT) if reclaimed else None
     )
-    fleet, simulation = both.decisions_of_the_fleet(), both.decisions_of_the_simulation()
-    assert [row[1:] for row in simulation] == [row[1:] for row in fleet]
-    np.testing.assert_allclose([row[0] for row in simulation], [row[0] for row in fleet], atol=1e-5)
+    fleet = both.decided_alike()
     lent = [number for _, number, slot in fleet if slot == both.live.slot_of[LENT]]
     assert len(lent) > 20
     classes = {both.live.courses[number].submit.slo_class for number in lent}
@@ -363,8 +353,7 @@ def test_a_fork_has_the_donated_instances_and_what_runs_there(db, reclaimed):
 
 def test_prompts_in_several_chunks_are_computed_again(db):
     """Engines do not report their progress: first tokens are late by chunks at most, and that is soon over."""
-    make_fleet("join_shortest_queue", "qlm", requests_ahead_limit=0, max_num_batched_tokens=256)
-    Instance.objects.update(kv_capacity_tokens=16 * 4096)
+    make_fleet("join_shortest_queue", "qlm", max_num_batched_tokens=256, blocks=4096)
     both = fork_and_continue(151.1, 0.9, longest=1500)
     for percentile in (50, 95):
         assert abs(both.ttft_off(percentile)) < 0.05
@@ -380,8 +369,7 @@ def test_prompts_in_several_chunks_are_computed_again(db):
 )
 def test_tokens_that_are_counted_ten_times_a_second_hardly_matter(db, routing, ordering):
     """As in the gateway: its dispatcher knows a little less than a simulation's, and decides almost alike."""
-    make_fleet(routing, ordering, requests_ahead_limit=0)
-    Instance.objects.update(kv_capacity_tokens=16 * 1024)
+    make_fleet(routing, ordering)
     both = fork_and_continue(count_s=COUNT_S)
     for percentile in (50, 95):
         assert abs(both.ttft_off(percentile)) < 0.12

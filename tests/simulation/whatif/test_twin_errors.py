@@ -16,7 +16,7 @@ from controlplane.planning.scenario import scenario_of
 from controlplane.simulation.whatif import twin_errors
 from controlplane.simulation.whatif.models import TwinError
 from scheduling.fleet.profile import Profile
-from tests.gateway.rows import make_rows
+from tests.gateway.rows import make_rows, served_row
 
 PROFILE = Profile(0.1, 0.05, 1e-3, 0.0, 0.1, 0.0, 0.0)
 COUNT = 120
@@ -37,17 +37,11 @@ def now(db):
         prompt, output = int(random.integers(20, 400)), int(random.integers(10, 50))
         ttft_ms = 1000 * max(PROFILE.prefill_t0_s, PROFILE.prefill_a_s + PROFILE.prefill_b_s_per_token * prompt)
         rows.append(
-            LedgerRow(
+            served_row(
                 request_id=f"r{number}",
                 arrived_at=now - timedelta(seconds=10 * (COUNT - number) + 40),
                 tenant=tenant,
-                model="m",
-                slo_class="interactive",
-                region="east",
                 instance="m-0",
-                streamed=True,
-                outcome=Outcome.DONE,
-                status_code=200,
                 prompt_tokens=prompt,
                 output_tokens=output,
                 predicted_prompt_tokens=prompt,

@@ -25,14 +25,6 @@ def test_its_optimum_is_the_least_of_all_orders(problem, kappa_s):
     assert solved.objective == pytest.approx(plain.least_objective(problem, kappa_s), abs=1e-3)
 
 
-@costly(12, many=200)
-@given(small_problems(most_groups=6), st.sampled_from([0.0, 10.0]))
-def test_the_search_finds_the_same_optimum(problem, kappa_s):
-    solved = solve(problem, kappa_s, 60.0)
-    assert solved.proved
-    assert reorder(problem, moves=30_000, kappa_s=kappa_s).after.objective == pytest.approx(solved.objective, abs=1e-3)
-
-
 @pytest.mark.parametrize(("groups", "seed"), at_night_but([(8, 1)], [(8, 0), (8, 1), (9, 2)]))
 def test_the_search_finds_the_least_of_all_orders_of_two_queues(groups, seed):
     """More groups than the programme proves in two minutes on any machine, so all orders are enumerated here."""

@@ -45,16 +45,3 @@ def test_slots_idle_for_a_round_trip_cost_throughput_and_requests_ahead_recover_
     assert strict < 0.75 * at_once
     assert strict < one
     assert measured > 0.96 * at_once
-
-
-def test_without_a_round_trip_no_request_is_ahead_whatever_the_limit():
-    results = [run(0.0, limit)[0] for limit in (None, 0, 5)]
-    for result in results[1:]:
-        assert result.outcomes.tobytes() == results[0].outcomes.tobytes()
-        assert result.decisions.tobytes() == results[0].decisions.tobytes()
-
-
-def test_strict_order_is_that_of_keys_and_requests_ahead_change_nothing_of_the_order_given():
-    """All arrive at once: dispatch uses the same keys with a strict order and with requests ahead."""
-    strict, ahead = (run(0.1, limit, "ssjf")[0].decisions["request"].tolist() for limit in (0, None))
-    assert strict == ahead

@@ -4,47 +4,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from scheduling.simulation.engine.block_pool import BlockPool
 
 
-def test_a_published_block_is_found_until_its_room_is_needed():
-    pool = BlockPool(2)
-    pool.take(1)
-    block = pool.publish("x")
-    assert pool.find(["x"]) == [block]
-    pool.release([block])
-    assert (pool.free, pool.find(["x"])) == (2, [block])
-    pool.take(1)
-    assert pool.find(["x"]) == [block], "a blank block is given out first"
-    pool.take(1)
-    assert pool.find(["x"]) == []
-
-
-def test_the_last_blocks_of_the_request_freed_longest_ago_go_first():
-    pool = BlockPool(4)
-    pool.take(4)
-    early = [pool.publish("a"), pool.publish("ab")]
-    late = [pool.publish("c"), pool.publish("cd")]
-    pool.release(early)
-    pool.release(late)
-    gone = []
-    for _ in range(4):
-        pool.take(1)
-        gone.append([content for content in ("a", "ab", "c", "cd") if not pool.find([content])])
-    assert gone == [["ab"], ["a", "ab"], ["a", "ab", "cd"], ["a", "ab", "c", "cd"]]
-
-
-def test_a_shared_block_is_free_when_its_last_holder_left():
-    pool = BlockPool(1)
-    pool.take(1)
-    block = pool.publish("x")
-    pool.share([block])
-    pool.release([block])
-    assert pool.free == 0
-    pool.release([block])
-    assert pool.free == 1
-    assert pool.idle_among([block]) == 1
-    pool.share([block])
-    assert (pool.free, pool.idle_among([block])) == (0, 0)
-
-
 def test_two_copies_of_one_content_are_forgotten_one_by_one():
     pool = BlockPool(2)
     pool.take(2)

@@ -112,15 +112,20 @@ class Watch:
 
 
 @given(engine_config=configs, requests=request_lists())
-def test_every_request_gets_exactly_its_tokens(engine_config, requests):
-    watch = Watch(engine_config)
+def test_every_request_gets_exactly_its_tokens_and_is_admitted_in_order(engine_config, requests):
+    """In order of arrival, or of priority and then of arrival; the first of all is never preempted."""
+    watch, in_order = Watch(engine_config), requests
+    if engine_config.policy == "priority":
+        in_order = sorted(requests, key=lambda request: (request.priority, request.arrival_s))
     for request in requests:
         watch.add(request)
     most_steps = sum(request.prompt_tokens + request.output_tokens for request in requests) * len(requests) + 10
-    while watch.step() is not None:
+    while (result := watch.step()) is not None:
         most_steps -= 1
         assert most_steps > 0, "the engine never ends"
+        assert in_order[0].request_id not in result.preempted
     assert watch.finished == set(watch.requests)
+    assert list(dict.fromkeys(watch.admissions)) == [request.request_id for request in in_order]
 
 
 @given(engine_config=configs, requests=request_lists(), data=st.data())
@@ -139,39 +144,6 @@ def test_requests_may_come_and_go_at_any_time(engine_config, requests, data):
     while watch.step() is not None:
         pass
     assert watch.finished == set(watch.requests)
-
-
-@given(engine_config=configs.filter(lambda each: each.policy == "fcfs"), requests=request_lists())
-def test_fcfs_admits_in_order_of_arrival(engine_config, requests):
-    watch = Watch(engine_config)
-    for request in requests:
-        watch.add(request)
-    while watch.step() is not None:
-        pass
-    assert list(dict.fromkeys(watch.admissions)) == [request.request_id for request in requests]
-
-
-@given(engine_config=configs.filter(lambda each: each.policy == "priority"), requests=request_lists())
-def test_priority_admits_by_priority_then_arrival_then_order(engine_config, requests):
-    watch = Watch(engine_config)
-    for request in requests:
-        watch.add(request)
-    while watch.step() is not None:
-        pass
-    in_order = sorted(requests, key=lambda request: (request.priority, request.arrival_s))
-    assert list(dict.fromkeys(watch.admissions)) == [request.request_id for request in in_order]
-
-
-@given(engine_config=configs, requests=request_lists())
-def test_the_first_in_the_queue_is_never_preempted(engine_config, requests):
-    watch = Watch(engine_config)
-    for request in requests:
-        watch.add(request)
-    first = requests[0]
-    if engine_config.policy == "priority":
-        first = min(requests, key=lambda request: (request.priority, request.arrival_s))
-    while (result := watch.step()) is not None:
-        assert first.request_id not in result.preempted
 
 
 @given(engine_config=configs, requests=request_lists())

@@ -110,14 +110,6 @@ def test_requests_that_can_never_be_served_are_refused_or_reported():
     assert np.isnan(result.outcomes["ttft_s"]).all()
 
 
-def test_waiting_forever_is_an_error():
-    simulation = Simulation(cluster(), make_requests([0.0, 100.0], 4, 2))
-    simulation.advance(50.0)
-    simulation.fleet.accepting[0] = 0
-    with pytest.raises(RuntimeError, match="1 requests wait for ever"):
-        simulation.run()
-
-
 def test_one_scalar_holds_for_all_without_memory():
     requests = make_requests(np.arange(5.0), 4, 2, priority=3)
     assert requests.prompt_tokens.strides == requests.priority.strides == (0,)
