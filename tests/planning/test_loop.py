@@ -63,7 +63,7 @@ class LoopOverRows(ScalingLoop):
         observation.began_s = 0.0
         dispatcher = MagicMock(topology=observation.topology)
         dispatcher.reordering.evicted = []
-        dispatcher.prewarming.wakes.return_value = None
+        dispatcher.prewarming.control.early.return_value = ""
         job = SimpleNamespace(period_s=1.0)
         super().__init__(dispatcher, observation, owns=lambda: True, read_inventory=MagicMock(), job=job)
 
