@@ -42,6 +42,10 @@ BOUNDS: Final[dict[str, tuple[float, float]]] = {
 INTEGERS: Final = frozenset(BOUNDS) - {
     "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
 }  # fmt: skip
+BOOLEANS: Final = dict.fromkeys(("true", "1", "t", "yes", "y", "on"), True) | dict.fromkeys(
+    ("false", "0", "f", "no", "n", "off"), False
+)
+"""Words that pydantic reads as a boolean."""
 UNSUPPORTED: Final = ("logprobs", "prompt_logprobs", "use_beam_search", "structured_outputs", "suffix", "prompt_embeds")
 """Fields that need a model."""
 
@@ -205,6 +209,10 @@ def check_fields(surface: Surface, body: dict[str, Any]) -> None:
         if not low <= value <= high:
             limit = f"be at least {low}" if high == math.inf else f"be in [{low}, {high}]"
             raise bad(f"{name} must {limit}, got {value}.", name)
+    if (stream := body.get("stream")) is not None:
+        if str(stream).lower() not in BOOLEANS:
+            raise malformed("stream should be a valid boolean", "body.stream")
+        body["stream"] = BOOLEANS[str(stream).lower()]
     for name in UNSUPPORTED:
         if body.get(name) not in (None, False, "", []):
             raise ApiError(501, "NotImplementedError", f"`{name}` is not supported by the emulated server.", name)
