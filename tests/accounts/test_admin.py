@@ -33,7 +33,7 @@ def test_every_model_of_the_project_is_registered():
 
     ours = {model for model in apps.get_models() if model.__module__.startswith("controlplane.")}
     shown_elsewhere = {
-        *{JobRow, UsageMark, StoredFile, Batch, BatchLine, Donation, Owner},
+        *{JobRow, UsageMark, StoredFile, Batch, BatchLine, Donation, Owner, Gpu, Stock},
         *{Application, ApplicationRun, FollowedLedger, UnitReport},
     }  # on pages of the console
     assert ours - shown_elsewhere == set(MODELS)
