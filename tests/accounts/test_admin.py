@@ -10,9 +10,11 @@ from controlplane.applications.models import Application, ApplicationRun, Follow
 from controlplane.batches.models import Batch, BatchLine, StoredFile
 from controlplane.events.models import Event
 from controlplane.fleet.models import (
+    Gpu,
     Owner,
     Region,
     SloClass,
+    Stock,
 )
 from controlplane.fleet.models.spot import Donation
 from controlplane.jobs.models import JobRow
