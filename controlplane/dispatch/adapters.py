@@ -19,7 +19,8 @@ class Adapters(Stage):
         """Requests with an adapter, by where it was: a name of `routing.adapters.TIERS`."""
 
     def is_wanted(self) -> bool:
-        return any(endpoint.spec.max_loras for endpoint in self.topology.endpoints)
+        """An adapter that no endpoint serves is refused, too."""
+        return bool(self.topology.adapters) or any(endpoint.spec.max_loras for endpoint in self.topology.endpoints)
 
     def candidates(self, asked: port.Asked, endpoints: NDArray[np.int32]) -> NDArray[np.int32]:
         if not asked.adapter:

@@ -42,7 +42,7 @@ class HeldRequests(Stage):
         self._signals_s = -math.inf
 
     def is_wanted(self) -> bool:
-        return any(endpoint.policy.niw.by != AT_ONCE for endpoint in self.fleet.endpoints)
+        return any(endpoint.policy.niw.by != AT_ONCE for endpoint in self.fleet.topology.own_endpoints)
 
     def __len__(self) -> int:
         return len(self._requests)

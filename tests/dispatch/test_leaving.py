@@ -15,6 +15,7 @@ from controlplane.dispatch.queues.view import QueuesView
 from controlplane.gateway.process import all_of
 from scheduling.lookahead.maps import FREE
 from scheduling.policy import EndpointPolicy
+from scheduling.queueing.release_rule import AT_ONCE, ReleaseRule
 from scheduling.routing.cached_blocks import USED
 
 RUN = (1, "app"), "run"
@@ -368,6 +369,30 @@ def test_nothing_of_a_request_is_left_behind(state, ordering, subtests):
 
 
 # Stages
+
+
+def enabled_by(**changes):
+    """Return the names of the stages that an inventory with *changes* enables in a new dispatcher."""
+    world = World()
+    bare = replace(
+        world.inventory, adapters=(), models={"m": ModelSpec("m", 4096, 0)}, instances=(),
+        endpoints=(EndpointSpec("m", "east", EndpointPolicy(niw=ReleaseRule(by=AT_ONCE))),),
+    )  # fmt: skip
+    dispatcher = Dispatcher(Topology(), lambda: 0.0, deliver=lambda record: None)
+    dispatcher.apply_inventory(replace(bare, **changes))
+    return {type(each).__name__ for each in dispatcher.stages}
+
+
+def test_the_inventory_enables_stages():
+    """An adapter that no endpoint serves has to be refused, so that it is known is enough."""
+    off = {"Adapters", "ModelFallbacks", "HeldRequests", "Spot"}
+    assert not off & enabled_by()
+    assert off & enabled_by(adapters=(AdapterSpec("a", "m", "/a", 0),)) == {"Adapters"}
+    models = {"m": ModelSpec("m", 4096, 0, fallback="f"), "f": ModelSpec("f", 4096, 0)}
+    assert off & enabled_by(models=models) == {"ModelFallbacks"}
+    assert off & enabled_by(endpoints=(EndpointSpec("m", "east", EndpointPolicy()),)) == {"HeldRequests"}
+    donated = InstanceSpec(1, "i", "http://127.0.0.1:1/i", "donated", 0.0, "m", "east", "", 1, 1000)
+    assert off & enabled_by(instances=(donated,)) == {"Spot"}
 
 
 @pytest.mark.parametrize("at", range(len(World().dispatcher.features)))

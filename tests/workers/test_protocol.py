@@ -36,7 +36,8 @@ def refused(surface: Surface, server: Any = SPEC, **fields: object) -> int:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"min_tokens": -1}, {"temperature": "hot"}, {"stream": "perhaps"}, {"top_k": -2}, {"min_p": 2}, {"presence_penalty": 3}, {"stop": ""},
+        {"min_tokens": -1}, {"temperature": "hot"}, {"top_k": -2}, {"min_p": 2}, {"presence_penalty": 3}, {"stop": ""},
+        {"stream": "perhaps"},
         {"repetition_penalty": 0}, {"stop": ["a"] * 5}, {"max_tokens": 3.5}, {"max_tokens": True}, {"priority": 2**63},
     ],
 )  # fmt: skip
