@@ -35,7 +35,9 @@ WAKE_S: Final = 5.0
 """Taken for waking an instance that shares no GPUs; those that do have measured times."""
 START_S: Final = 5.0
 """Taken for what another platform does to warm a backend (`controlplane.applications.warming`)."""
-
+AT_REST: Final = frozenset({InstanceState.SLEEPING, InstanceState.STOPPED})
+LEAVING_S: Final = 5.0
+"""Time after which a request to be evicted is assumed to stay: it had begun to emit what cannot be continued."""
 RETURNS_S: Final = 3.0
 """Time until heartbeats find an unreachable instance again, as measured on a busy machine."""
 TERMS: Final = tuple(name for name in ClassTerms.__struct_fields__ if name in port.Asked.__struct_fields__)
@@ -45,11 +47,6 @@ terms_of = attrgetter(*TERMS)
 def fallback_terms(asked: Asked) -> FallbackTerms:
     """Return the terms of the fallback of *asked*, which has one."""
     return FallbackTerms(asked.model, asked.fallback, asked.fallback_wait_s, asked.region, asked.opportunistic)
-
-
-AT_REST: Final = frozenset({InstanceState.SLEEPING, InstanceState.STOPPED})
-LEAVING_S: Final = 5.0
-"""Time after which a request to be evicted is assumed to stay: it had begun to emit what cannot be continued."""
 
 
 class LiveFleet:

@@ -98,6 +98,9 @@ class ReorderedQueues(Stage):
         self.evicted: deque[Evicted] = deque(maxlen=KEPT)  # not yet written as events
         self._asked_s: float | None = None
 
+    def is_wanted(self) -> bool:
+        return any(map(self.fleet.waiting_queue.grouped, self.fleet.endpoints))
+
     @property
     def pending_s(self) -> float | None:
         """Return how long an answer has been awaited; None when none is."""

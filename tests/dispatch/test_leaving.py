@@ -385,12 +385,14 @@ def enabled_by(**changes):
 
 def test_the_inventory_enables_stages():
     """An adapter that no endpoint serves has to be refused, so that it is known is enough."""
-    off = {"Adapters", "ModelFallbacks", "HeldRequests", "Spot"}
+    off = {"Adapters", "ModelFallbacks", "HeldRequests", "Spot", "ReorderedQueues"}
     assert not off & enabled_by()
     assert off & enabled_by(adapters=(AdapterSpec("a", "m", "/a", 0),)) == {"Adapters"}
     models = {"m": ModelSpec("m", 4096, 0, fallback="f"), "f": ModelSpec("f", 4096, 0)}
     assert off & enabled_by(models=models) == {"ModelFallbacks"}
     assert off & enabled_by(endpoints=(EndpointSpec("m", "east", EndpointPolicy()),)) == {"HeldRequests"}
+    grouped = EndpointSpec("m", "east", EndpointPolicy(ordering="qlm", niw=ReleaseRule(by=AT_ONCE)))
+    assert off & enabled_by(endpoints=(grouped,)) == {"ReorderedQueues"}
     donated = InstanceSpec(1, "i", "http://127.0.0.1:1/i", "donated", 0.0, "m", "east", "", 1, 1000)
     assert off & enabled_by(instances=(donated,)) == {"Spot"}
 

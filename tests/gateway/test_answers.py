@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import openai
 import pytest
+from channels.db import database_sync_to_async
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from controlplane.dispatch import placement
 from controlplane.gateway.upstream import answers
 from controlplane.gateway.upstream.answers import EngineFailed
 from controlplane.gateway.upstream.sse import Events
+from controlplane.tuning.services import put
 from tests.examples import at_night_but
 from tests.gateway.conftest import open_sdk, until
 
@@ -434,16 +436,14 @@ async def test_a_first_token_may_take_as_long_as_its_prompt_takes_many_times_ove
         assert (await response.text()).endswith("data: [DONE]\n\n")
     monkeypatch.setattr(placement, "prefill_s", lambda fleet, instance, tokens: tokens * 0.02)
 
-    def limit() -> None:
-        topology = served.gateway.topology  # which reads its settings again
-        topology.tuned = topology.tuned.model_copy(update={"FIRST_TOKEN_S": 0.01, "FIRST_TOKEN_FACTOR": 1.0})
-
-    limit()
+    # As read from rows: the inventory that is read every second brings it again.
+    for name, value in (("FIRST_TOKEN_S", 0.01), ("FIRST_TOKEN_FACTOR", 1.0)):
+        await database_sync_to_async(put)(name, value, "test")
+    await until(lambda: served.gateway.topology.tuned.FIRST_TOKEN_FACTOR == 1.0)
     async with await served.chat(
         stream=True, messages=[{"role": "user", "content": "a long prompt " * 40}]
     ) as response:
         assert response.status == 200
-    limit()
     async with await served.chat(stream=True) as response:
         assert response.status == 504
         assert (await response.json())["error"]["code"] == "first_token_late"
