@@ -44,7 +44,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "forecasting/workload": (2160, 1780),
     "scheduling": (1506, 1480),
     "scheduling/applications": (1821, 1821),
-    "scheduling/control": (1851, 1720),
+    "scheduling/control": (1865, 1720),
     "scheduling/fleet": (1586, 1540),
     "scheduling/lookahead": (389, 380),
     "scheduling/planning": (1976, 1976),

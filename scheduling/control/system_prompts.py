@@ -22,6 +22,12 @@ from scheduling.routing.routers import LEAST_DELAY, POLICY_CODES
 
 BURST_S: Final = 30.0
 """The share of an instance's time is kept over so long."""
+TRIAL: Final = 0.02
+"""Part of the share that is left where prompts cost more than they save, to see when that changes."""
+FORGETS: Final = 0.9
+"""Weight of what became of earlier prompts with each further one."""
+AT_FIRST: Final = 4.0
+"""Prompts assumed to have been used before the first."""
 ANSWER_S: Final = 90.0
 """A request that warms a prompt is given up after so long."""
 SEEN_TWICE: Final = 2
@@ -67,7 +73,10 @@ class PromptPrewarming:
     """System prompts by name. Call `record` when a call arrives, `settle` when an instance is given it, and `act` once a
     second; `end` once a prompt is computed. The last row of `Affinity.noted` must be spare.
 
-    Instances spend a share of their time, kept over `BURST_S`. `counts` has the prompts `warmed`, `used` and `wasted`.
+    Instances spend a share of their time, kept over `BURST_S`, which follows the use of prompts. One that is used saves its
+    time for one call, and takes none from others, as that call would have computed it. One that is pushed out before takes
+    its time from each of n requests that run there. So while fewer than n in n + 1 of the last prompts were used, `TRIAL` of
+    the share is left. `counts` has the prompts `warmed`, `used` and `wasted`.
     """
 
     def __init__(self, fleet: Fleet) -> None:
@@ -75,6 +84,8 @@ class PromptPrewarming:
         self.counts: Counter[str] = Counter(warmed=0, used=0, wasted=0)
         self._left: dict[int, tuple[float, float]] = {}
         """By instance: seconds left for prompts, and since when."""
+        self._settled: dict[int, tuple[float, float]] = {}
+        """Of the last prompts at an instance, those used and all that settled, each by its weight."""
         self._unused: dict[tuple[int, Hashable], float] = {}
         """Instances and prompts that no call has used, and when each was begun, the first one first."""
         self.known: OrderedDict[Hashable, Prompt] = OrderedDict()
@@ -169,17 +180,20 @@ class PromptPrewarming:
         """Spend *takes_s* of the *share* of the time of *instance*, of which an idle one loses none; return whether any was
         left.
         """
-        now_s, most_s = self.fleet.now_s, share * BURST_S
-        left_s, since_s = self._left.get(instance, (most_s, now_s))
-        left_s = min(most_s, left_s + share * (now_s - since_s))
-        busy = self.fleet.instances.running[instance] > 0
-        self._left[instance] = left_s - takes_s * (left_s > 0.0 and busy), now_s
+        now_s, running = self.fleet.now_s, int(self.fleet.instances.running[instance])
+        used, settled = self._settled.get(instance, (AT_FIRST, AT_FIRST))
+        share *= 1.0 if used >= settled * running / (running + 1) else TRIAL
+        left_s, since_s = self._left.get(instance, (share * BURST_S, now_s))
+        left_s = min(share * BURST_S, left_s + share * (now_s - since_s))
+        self._left[instance] = left_s - takes_s * (left_s > 0.0 and running > 0), now_s
         return left_s > 0.0
 
     def settle(self, instance: int, prompt: Hashable, *, used: bool) -> None:
         """Record that a call with *prompt* was given to *instance*, or that this has left it unused or was never there."""
         if self._unused.pop((instance, prompt), None) is not None:
             self.counts["used" if used else "wasted"] += 1
+            before, settled = self._settled.get(instance, (AT_FIRST, AT_FIRST))
+            self._settled[instance] = FORGETS * before + used, FORGETS * settled + 1.0
 
     def end(self, instance: int, *, failed: bool = False) -> None:
         """Record that *instance* has computed the prompt that it was warming, or has *failed* to."""
