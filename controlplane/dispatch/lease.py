@@ -30,6 +30,7 @@ from django.db.models import BooleanField, ExpressionWrapper, F, Q
 from django.db.models.functions import Now
 
 from controlplane.background import spawn
+from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Owner
 from controlplane.jobs.record import Job
 
@@ -47,6 +48,10 @@ BATCHES = "batches"
 
 
 T = TypeVar("T")
+
+
+class NotOwner(ActionError):
+    """A write of a process that has lost its role."""
 
 
 class State(NamedTuple):
@@ -120,6 +125,14 @@ class Lease:
     @property
     def first(self) -> State:
         return self.roles.get(FIRST, State("", 0, ""))
+
+    def check(self) -> None:
+        """Raise NotOwner unless the first shard is this process's by the database, in the transaction of the caller.
+
+        An owner that was frozen between a decision and its write finds out here.
+        """
+        if not Owner.objects.filter(role=FIRST, token=self._token).exists():
+            raise NotOwner(f"{self.owner} is not the owner of {FIRST} any longer")
 
     async def start(self) -> None:
         with self.job:

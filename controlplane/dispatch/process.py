@@ -27,6 +27,7 @@ from controlplane.dispatch.queues.operations import QueueOperations
 from controlplane.dispatch.relays import Relays
 from controlplane.dispatch.snapshot import Snapshot
 from controlplane.dispatch.solving import CelerySolver
+from controlplane.events.services import guard
 from controlplane.jobs.record import Jobs
 from controlplane.tuning.selectors import Values
 from controlplane.tuning.services import report_ignored
@@ -132,10 +133,15 @@ class Dispatching:
             self._sweep_on(),
             self._keep_inventory(),
             self.relays.run(),
-            self.heartbeats.run(),
+            self._as_owner(self.heartbeats.run()),
             self.commands.run(),
-            self.scaling.run(),
+            self._as_owner(self.scaling.run()),
         )
+
+    async def _as_owner(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do *work*, which writes nothing once another process is the owner by the database."""
+        guard.set(self.lease.check)
+        await work
 
     async def stop(self) -> None:
         self.kv_caches.close()
