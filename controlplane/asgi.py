@@ -10,8 +10,6 @@
 """
 
 import asyncio
-import copy
-import dataclasses
 import os
 import re
 import signal
@@ -45,7 +43,6 @@ from controlplane.batches.feeder import TICK_S, Feeder
 from controlplane.batches.services import MAX_FILE_BYTES
 from controlplane.console.live.feed import feed
 from controlplane.console.urls import websocket_urlpatterns
-from controlplane.gateway.admission.limits import Limits
 from controlplane.gateway.admission.validation import PATH_KINDS
 from controlplane.gateway.errors import too_large
 from controlplane.gateway.process import Gateway, end
@@ -199,11 +196,9 @@ def on_stop(call: Callable[[], None]) -> None:
 
 
 def feeder_of(gateway: Gateway) -> Feeder:
-    """What answers batches by *gateway*, outside of its tenants' limits."""
-    completions = copy.copy(gateway.http.completions)
-    completions.admission = dataclasses.replace(completions.admission, limits=Limits())
+    """What answers batches by *gateway*."""
     return Feeder(
-        completions,
+        gateway.http.completions,
         ledger=gateway.ledger,
         owns=gateway.owns,
         job=gateway.jobs.add("feed-batches", TICK_S, "database"),

@@ -3,7 +3,9 @@
 The gateway sends `Asked`, `Advanced`, `Prefix`, `Finished`, `Left` and `Backlog`; the dispatcher answers with `Held`,
 `Queued`, `Rerouted`, `Waiting`, `Admission`, `Placed`, `PrefixWanted`, `Refused`, `Evict` and `Lost`, says with `FellBack`
 that the fallback of its model serves it, asks for adapters with `Warm` and for system prompts with `WarmPrefix`, which
-`PrefixWarmed` answers, and lists the available models in `ServedModels`. A request is identified by its *number*, unique
+`PrefixWarmed` answers, and lists the available models in `ServedModels`. Of limits and budgets, which the first dispatcher
+counts for all, the gateway sends `Enter`, `Leave` and `LoadWanted`, and is answered with `Entered`, `NotEntered`, `Load` and
+`Spent`. A request is identified by its *number*, unique
 within the gateway that submits it. Moments in `_s` are seconds of the machine's monotonic
 clock, those in `_at` epoch seconds.
 """
@@ -151,6 +153,36 @@ class PrefixWarmed(Record, frozen=True):
     ready_at: float
     prefix: int
     failure: str = ""  # in words; "": it is warm
+
+
+class Enter(Record, frozen=True):
+    """A request that begins, to be counted towards limits and budgets: `Entered` or `NotEntered` is the answer."""
+
+    number: int
+    tenant_id: int
+    key_id: int
+    model: str
+    tokens: int  # of its prompt and predicted output
+    sequences: int  # prompts times `n`
+    max_concurrent: int  # sequences of its tenant
+    tokens_per_minute: int  # of its tenant; 0: not limited
+    rates: bool = True  # whether limits, and budgets by the minute, apply
+    held: bool = False  # the first dispatcher before this one has admitted it: it is counted, and not answered
+
+
+class Leave(Record, frozen=True):
+    """The end of a request that entered, or still waits for that."""
+
+    number: int
+    tokens: int  # used
+    model: str = ""  # that served it, where that is another than entered
+
+
+class LoadWanted(Record, frozen=True):
+    """Asks for the open sequences of a tenant: `Load` is the answer. *number* is of no request."""
+
+    number: int
+    tenant_id: int
 
 
 class Backlog(Record, frozen=True):
@@ -339,6 +371,37 @@ class Lost(Record, frozen=True):
     stopped: bool = False  # an operator has stopped its application run, and the request ends
 
 
+class Entered(Record, frozen=True):
+    """The request is within its limits and budgets."""
+
+    number: int
+    warnings: tuple[str, ...] = ()  # budgets above their soft limit, for a header
+
+
+class NotEntered(Record, frozen=True):
+    """The request exceeds a limit or a budget; nothing of it is counted."""
+
+    number: int
+    status: int  # of HTTP
+    code: str
+    message: str
+    retry_after_s: float | None  # None: a retry makes no sense
+    type: str = ""  # in OpenAI's error body; "": by the status
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+class Load(Record, frozen=True):
+    number: int
+    sequences: int  # queued or running, of all relays
+
+
+class Spent(Record, frozen=True):
+    """All budgets of dollars that are spent, once a second and when that changes. To all relays."""
+
+    scopes: tuple[tuple[int | None, int | None, str], ...]
+    """(tenant, key, model); None, "": of all."""
+
+
 class Tokenizer(Record, frozen=True):
     """Where prompts are tokenized, for an index of blocks of *block_size* tokens."""
 
@@ -378,8 +441,10 @@ class ServedModels(Record, frozen=True):
     targets: tuple[WeightedTargets, ...] = ()
 
 
-FromGateway = Asked | Advanced | Prefix | Finished | Left | Backlog | PrefixWarmed
+ForAllowances = Enter | Leave | LoadWanted
+OfAllowances = Entered | NotEntered | Load | Spent
+FromGateway = Asked | Advanced | Prefix | Finished | Left | Backlog | PrefixWarmed | ForAllowances
 OfRequest = Held | Queued | Rerouted | FellBack | Waiting | Admission | Placed | PrefixWanted | Refused | Evict | Lost
-FromDispatcher = OfRequest | ServedModels | Warm | WarmPrefix
+FromDispatcher = OfRequest | ServedModels | Warm | WarmPrefix | OfAllowances
 Send = Callable[[FromGateway], None]
 Deliver = Callable[[FromDispatcher], None]

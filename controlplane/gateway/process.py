@@ -20,6 +20,8 @@ from django.conf import settings
 
 from controlplane import background, kernels
 from controlplane.database import ERRORS, probe_write
+from controlplane.dispatch.allowances.allowances import Allowances
+from controlplane.dispatch.allowances.budgets import Budgets
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.lease import RENEW_S, Lease
 from controlplane.dispatch.live_fleet import inventory
@@ -27,7 +29,7 @@ from controlplane.dispatch.live_fleet.heartbeats import Heartbeats
 from controlplane.dispatch.live_fleet.kv_caches import KvCaches
 from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.observation import Observation
-from controlplane.dispatch.port import FromDispatcher, Placed, ServedModels, Warm, WarmPrefix
+from controlplane.dispatch.port import FromDispatcher, OfAllowances, Placed, ServedModels, Warm, WarmPrefix
 from controlplane.dispatch.queues.commands import LOOK_S, Commands
 from controlplane.dispatch.queues.held import HeldView
 from controlplane.dispatch.queues.operations import QueueOperations
@@ -35,13 +37,13 @@ from controlplane.dispatch.queues.view import QueuesView
 from controlplane.dispatch.snapshot import Snapshot
 from controlplane.dispatch.solving import CelerySolver
 from controlplane.gateway.admission.admitting import Admitter
-from controlplane.gateway.admission.budgets import Budgets
+from controlplane.gateway.admission.entries import Entries
 from controlplane.gateway.admission.keys import Keys
-from controlplane.gateway.admission.limits import Limits
 from controlplane.gateway.ledger.accounting import Records
 from controlplane.gateway.ledger.writer import Ledger
 from controlplane.gateway.monitoring import tracing
 from controlplane.gateway.monitoring.summary import Publisher, Summary
+from controlplane.gateway.selectors import tokens_since
 from controlplane.gateway.serving.application import Application
 from controlplane.gateway.serving.catalog import Catalog
 from controlplane.gateway.serving.completions import Completions
@@ -71,6 +73,7 @@ With Python's default of 5 ms, callbacks alongside such a thread took twice as l
 50 ms).
 """
 COUNT_S = 0.1  # period of counting the tokens of streams
+BUDGETS_S = 1.0
 NOTE_USE_S = 30.0
 CANCEL_AGAIN_S = 1.0
 
@@ -124,8 +127,6 @@ class Gateway:
         self.jobs = jobs = Jobs()
         self.topology = Topology()
         self.keys = Keys()
-        self.limits = Limits()
-        self.budgets = Budgets(loop_clock)
         self.ledger = Ledger(settings.LEDGER_FLUSH_S, Path(settings.STATE_DIR))
         self.ledger.job = jobs.add("flush-ledger", settings.LEDGER_FLUSH_S, "database")
         self.catalog = Catalog()
@@ -150,6 +151,10 @@ class Gateway:
         self.kv_caches = KvCaches(
             self.topology, self.dispatcher.queue, session=lambda: self.upstream.session, owns=self.owns
         )
+        self.allowances = Allowances(
+            Budgets(loop_clock, tokens_since), self._handle, lambda: self.lease.epoch if self.owns() else 0
+        )
+        self.entries = Entries(self.allowances.take, self.requests.next_number)
         self.inventory_job = jobs.add("read-inventory", settings.FLEET_REFRESH_S, "database")
         self.parts = Parts(self)
         self.monitor = monitor.Monitor(jobs, self.parts)
@@ -191,8 +196,7 @@ class Gateway:
         )
         admission = Admitter(
             words=lambda: self.keys.words,
-            limits=self.limits,
-            budgets=self.budgets,
+            entries=self.entries,
             catalog=self.catalog,
             lengths=self.lengths,
             tokens=self.upstream.tokens,
@@ -227,6 +231,8 @@ class Gateway:
             self.catalog.update(record)
         elif isinstance(record, WarmPrefix):
             self.upstream.prefixes.warm(record)
+        elif isinstance(record, OfAllowances):
+            self.entries.on_event(record)
         else:
             if isinstance(record, Warm) or (isinstance(record, Placed) and record.adapter):
                 self.upstream.adapters.note(record)
@@ -254,11 +260,12 @@ class Gateway:
         await self.lease.start()
         await self.read_inventory()
         await self.keys.refresh()
-        await self.budgets.refresh()
+        await self.allowances.refresh()
         for work in (
             self._every(self.jobs.add("count-tokens", COUNT_S), self._count),
             self._every(self.jobs.add("sweep-queues", held_work.LOOK_S), self._sweep),
-            self._every(self.jobs.add("refresh-keys", settings.KEY_CACHE_S, "database"), self._refresh_keys),
+            self._every(self.jobs.add("refresh-keys", settings.KEY_CACHE_S, "database"), self._end_keys),
+            self._every(self.jobs.add("refresh-budgets", BUDGETS_S, "database"), self._refresh_budgets),
             self._every(self.monitor.job, self.monitor.read),
             self._every(self.parts.job, self.parts.probe),
             self._keep_inventory(),
@@ -288,6 +295,7 @@ class Gateway:
         await self.lengths.stop()
         with contextlib.suppress(Exception):
             await self.keys.note_use()
+        await self.keys.stop()
         self.kv_caches.close()
         await self.scaling.stop()
         await self.solver.stop()
@@ -321,9 +329,9 @@ class Gateway:
             self.topology.changed.clear()
             self.dispatcher.pump_all()
 
-    async def _refresh_keys(self) -> None:
-        """Read keys and budgets again, and write when keys were used."""
-        await all_of((self._end_keys, self.budgets.refresh, self._note_use))
+    async def _refresh_budgets(self) -> None:
+        """Read budgets again, and write when keys were used: no write delays the end of a key."""
+        await all_of((self.allowances.refresh, self._note_use))
 
     async def _end_keys(self) -> None:
         self.requests.end_keys(await self.keys.refresh(self.requests.key_ids()))

@@ -17,6 +17,7 @@ OWN = {
     "count-tokens",
     "sweep-queues",
     "queue-commands",
+    "refresh-budgets",
     "refresh-keys",
     "read-inventory",
     "heartbeats",

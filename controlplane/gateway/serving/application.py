@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from controlplane.gateway.admission.validation import PATH_KINDS, Kind
-from controlplane.gateway.errors import JSON_TYPE, STOPPING, ApiError
+from controlplane.gateway.errors import JSON_TYPE, STANDING_BY, STOPPING, ApiError
 from controlplane.gateway.serving.completions import Completions
 from controlplane.gateway.serving.http import HttpRequest, Responder
 
@@ -109,7 +109,9 @@ class Application:
         elif path == "/load":
             request.require("GET")
             grant = await keys.check(request.authorization)
-            load = admission.limits.sequences(grant.tenant_id)
+            if not self.completions.owns():
+                raise STANDING_BY
+            load = await admission.entries.sequences(grant.tenant_id)
             await responder.whole(200, JSON_TYPE[1], b'{"server_load":%d}' % load)
         elif what := PATHS_NOT_SERVED.get(path, ""):
             raise ApiError(404, f"{what} not served here. {SERVED}", code="unsupported_endpoint")
