@@ -1,8 +1,8 @@
 """Limits and budgets of all relays' requests, counted by one process: the first dispatcher.
 
 A relay sends `Enter` before a request waits for an instance, and `Leave` at its end. A process that becomes the first
-dispatcher knows of no open request: it reads the budgets' rows and the ledger, and waits until the relays have said what they
-hold (`Enter.held`). Until then it answers nobody, so no limit is exceeded meanwhile.
+dispatcher knows of no open request: it reads the budgets' rows and the ledger, and waits for what the relays hold
+(`Enter.held`). Until then it answers nobody, so no limit is exceeded meanwhile.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class Held(Struct, eq=False):
 
 class Allowances:
     """*term*: the epoch for which this process is the first dispatcher, 0 while it is not. At its begin relays have
-    *registering_s* to say what they hold.
+    *registering_s* to send what they hold.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Allowances:
             self._leave_limits(held.enter, held.enter.tokens, held.enter.sequences)
 
     async def refresh(self) -> None:
-        """Read the budgets' rows again, and write what was reached. Call it every second. Raises what the database raises."""
+        """Read the budgets' rows again, and write what was reached: every second. Raises what the database raises."""
         term, now_s = self.term(), self.budgets.clock()
         if not term:
             return

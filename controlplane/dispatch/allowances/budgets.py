@@ -277,7 +277,7 @@ class Budgets:
         self.uses = uses
 
     def _load(self, known: Collection[int]) -> tuple[list[BudgetTerms], dict[int, float]]:
-        """Return the budgets of requests, and by budget not in *known* what its ledger rows cost that usage has not counted."""
+        """Return the budgets of requests, and of those not in *known* the costs in the ledger that usage has not counted."""
         rows = Budget.objects.exclude(kind=BudgetKind.BATCH_LINES).select_related("tenant", "api_key")
         terms = [BudgetTerms.of(row) for row in rows]
         new = [each for each in terms if each.kind is BudgetKind.USD and each.pk not in known]

@@ -47,7 +47,7 @@ class Limits:
         """Admit one request of *sequences* (prompts times `n`) and *tokens* (prompt and predicted output).
 
         A request of more sequences than the whole limit is admitted alone; one larger than a whole minute's tokens on a
-        full bucket, which it leaves in debt. One that is *held* was admitted before. Raises Exceeded; then nothing is counted.
+        full bucket, which it leaves in debt; one that is *held* in any case. Raises Exceeded; then nothing is counted.
         """
         use = self._use.get(tenant_id)
         if use is None:
