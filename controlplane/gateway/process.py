@@ -334,7 +334,9 @@ class Gateway:
         await all_of((self.allowances.refresh, self._note_use))
 
     async def _end_keys(self) -> None:
-        self.requests.end_keys(await self.keys.refresh(self.requests.key_ids()))
+        ended = await self.keys.refresh(self.requests.key_ids() | self.entries.key_ids())
+        self.requests.end_keys(ended)
+        self.entries.end_keys(ended)
 
     async def _note_use(self) -> None:
         if self.clock() - self._noted_use_s >= NOTE_USE_S:

@@ -8,13 +8,15 @@ import pytest
 from channels.db import database_sync_to_async
 from django.core.management import call_command
 from django.utils import timezone
+from msgspec import structs
 
 from controlplane.accounts.models import ApiKey, Tenant
 from controlplane.accounts.services import revoke_api_key
 from controlplane.gateway.admission import keys as keys_module
+from controlplane.gateway.admission.entries import Entries
 from controlplane.gateway.admission.keys import DATABASE_DOWN_GRACE_S, Keys
 from controlplane.gateway.errors import ApiError
-from controlplane.gateway.progress import Interrupt
+from controlplane.gateway.progress import Interrupt, Progress
 from tests import settings as defaults
 from tests.gateway.rows import SECRET, make_rows
 from tests.gateway.test_open_requests import GatewaySide
@@ -31,20 +33,31 @@ ENDS = {
 
 
 class RelaySide(GatewaySide):
-    """A relay process with an open stream of the key, which reads keys first at *reads_s*, as `Gateway` does."""
+    """A relay process with an open stream of the key, and a request that waits to enter at a takeover.
+
+    It reads keys first at *reads_s*, as `Gateway` does.
+    """
 
     def __init__(self, clock, reads_s):
         super().__init__()
         self.keys, self.reads_s = Keys(clock), reads_s
+        self.entries = Entries(self.records.append, self.requests.next_number)
 
     async def open(self):
         self.stream = self.request()
         self.stream.grant = await self.keys.check(KEY)
         self.stream.task = asyncio.ensure_future(asyncio.Event().wait())
+        asked = structs.replace(
+            self.stream.asked, number=self.requests.next_number(), api_key_id=self.stream.grant.key_id
+        )
+        waits = Progress(asked=asked, grant=self.stream.grant, terms=None, call=self.stream.call)
+        self.entering = asyncio.ensure_future(self.entries.enter(waits))
 
     async def run_until(self, now_s):
         while self.reads_s <= now_s:
-            self.requests.end_keys(await self.keys.refresh(self.requests.key_ids()))
+            ended = await self.keys.refresh(self.requests.key_ids() | self.entries.key_ids())
+            self.requests.end_keys(ended)
+            self.entries.end_keys(ended)
             self.reads_s += defaults.KEY_CACHE_S
 
 
@@ -61,23 +74,26 @@ async def relays(rows):
     yield made
     for relay in made:
         relay.stream.task.cancel()
+        relay.entering.cancel()
         await relay.keys.stop()
 
 
 @pytest.mark.parametrize("how", ENDS)
 async def test_a_key_that_ends_stops_in_every_relay(relays, how):
-    """New requests and open streams. Redis has no part in it: there is none here."""
+    """New requests, those that wait to enter, and open streams. Redis has no part in it: there is none here."""
     for relay in relays:
         await relay.run_until(1.0)
         assert (await relay.keys.check(KEY)).tenant == "acme"
         assert relay.stream.interrupted is None
+        assert not relay.entering.done()
     await database_sync_to_async(ENDS[how])()  # at 1.0
     for relay in relays:
         await relay.run_until(1.0 + WITHIN_S)
         assert relay.stream.interrupted is Interrupt.KEY_ENDED
-        with pytest.raises(ApiError) as refused:
-            await relay.keys.check(KEY)
-        assert (refused.value.status, refused.value.code) == (401, "invalid_api_key")
+        for ends in (relay.keys.check(KEY), relay.entering):
+            with pytest.raises(ApiError) as refused:
+                await ends
+            assert (refused.value.status, refused.value.code) == (401, "invalid_api_key")
 
 
 async def test_no_other_work_with_the_database_delays_the_end_of_a_key(relays):

@@ -316,6 +316,7 @@ def _refused(use: BudgetUse, used: float, amount: float, tokens: int, now_s: flo
         f"The budget of {terms.scope}, {terms.amount}, is reached: {used:,.0f} in the last minute"
         + (f", and this request needs about {tokens}" if terms.kind is BudgetKind.TOKENS else "")
         + f". Try again in {wait_s:.1f} s.",
+        code="rate_limit_exceeded",
         retry_after_s=wait_s,
         headers=header,
     )

@@ -10,7 +10,7 @@ class Exceeded(Exception):
         self,
         message: str,
         *,
-        code: str = "rate_limit_exceeded",
+        code: str,
         retry_after_s: float | None = None,  # None: a retry makes no sense
         type: str = "",  # the value in OpenAI's error body; "": by the status
         headers: tuple[tuple[bytes, bytes], ...] = (),
@@ -67,6 +67,7 @@ class Limits:
                 raise Exceeded(
                     f"This tenant's limit of {tokens_per_minute} tokens a minute is reached; "
                     f"this request needs about {tokens}. Try again in {wait_s:.1f} s.",
+                    code="rate_limit_exceeded",
                     retry_after_s=wait_s,
                 )
             use.tokens -= tokens

@@ -1,12 +1,12 @@
 """What the requests of this process hold of limits and budgets, which the first dispatcher counts: by records alone."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 from msgspec import structs
 
 from controlplane.dispatch import port
-from controlplane.gateway.errors import ApiError, unavailable
+from controlplane.gateway.errors import KEY_ENDED, ApiError, unavailable
 from controlplane.gateway.progress import Progress
 
 ENTER_S = 30.0
@@ -92,8 +92,21 @@ class Entries:
         except TimeoutError:
             raise NOT_COUNTED from None
 
+    def key_ids(self) -> set[int]:
+        """Return the ids of the keys of requests that wait to enter."""
+        return {record.key_id for record, _ in self._asked.values() if isinstance(record, port.Enter)}
+
+    def end_keys(self, key_ids: Collection[int]) -> None:
+        """Refuse the requests that wait to enter of keys that may no longer be used."""
+        for record, answer in self._asked.values():
+            if isinstance(record, port.Enter) and record.key_id in key_ids and not answer.done():
+                answer.set_exception(KEY_ENDED)
+
     def register(self) -> None:
-        """Send all that is open to a first dispatcher that may know nothing of it: another one, or the same again."""
+        """Send all that is open to a first dispatcher that may know nothing of it: another one, or the same again.
+
+        What was sent and has not arrived may be lost, but each `Leave` that can still be sent is sent before this.
+        """
         for enter in list(self._entered.values()):
             self.send(structs.replace(enter, held=True))
         for record, _ in list(self._asked.values()):  # a dispatcher of this process answers at once

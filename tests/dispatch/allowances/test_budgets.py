@@ -5,10 +5,12 @@ from zoneinfo import ZoneInfo
 
 import hypothesis.strategies as st
 import pytest
+from asgiref.sync import sync_to_async
 from hypothesis import settings as hypothesis_settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from controlplane.accounts.models import ApiKey, Budget, BudgetKind, Tenant
+from controlplane.dispatch.allowances.allowances import Allowances
 from controlplane.dispatch.allowances.budgets import Budgets, BudgetTerms, next_month_of
 from controlplane.dispatch.allowances.limits import Exceeded
 from controlplane.gateway.models import LedgerRow
@@ -250,3 +252,31 @@ def test_a_months_dollars_survive_a_restart(django_user_model, db):
         budgets.uses[pk].end(now.timestamp(), usd)
     used = {use.terms.model: use.used(0.0, now.timestamp()) for use in budgets.uses.values()}
     assert used == {"m": pytest.approx(3.0), "other": 0.0}
+
+
+async def test_who_takes_over_counts_what_another_process_served(transactional_db):
+    """And while it stands by it writes nothing of what it does not count."""
+    from tests.gateway.rows import make_rows
+
+    now = datetime.now(UTC)
+    await sync_to_async(make_rows)([], regions=[], max_num_seqs=1, queue_bound=1)
+    tenant, owner = await Tenant.objects.aget(), [0]
+    budget = await Budget.objects.acreate(
+        tenant=tenant, kind=USD, hard=9, usd_per_token=0.01, spent_until=now - timedelta(seconds=30), stopped_at=now
+    )
+    standby = Allowances(Budgets(Clock(), tokens_since), lambda record: None, lambda: owner[0])
+    await standby.refresh()
+    await LedgerRow.objects.acreate(
+        request_id="r", arrived_at=now, tenant=tenant, model="m", slo_class="interactive", streamed=False,
+        outcome="done", status_code=200, prompt_tokens=300, output_tokens=200,
+    )  # fmt: skip
+    await standby.refresh()
+    await budget.arefresh_from_db()
+    assert budget.stopped_at == now
+    owner[0] = 2
+    for _ in range(2):
+        await standby.refresh()
+        (use,) = standby.budgets.uses.values()
+        assert use.used(0.0, now.timestamp()) == pytest.approx(5.0)
+    await budget.arefresh_from_db()
+    assert budget.stopped_at is None  # 4 dollars are left
