@@ -24,7 +24,7 @@ def events_of(kind):
 
 async def test_over_http_a_soft_limit_warns_and_a_hard_one_refuses(served):
     budget = await give_budget(kind=REQUESTS, soft=0, hard=1)
-    await served.gateway.allowances.refresh()
+    await served.gateway.dispatching.allowances.refresh()
     async with await served.chat() as response:
         assert response.status == 200
         assert response.headers["x-budget-warning"] == "acme: 1.00 of 1 requests a minute"
@@ -32,12 +32,12 @@ async def test_over_http_a_soft_limit_warns_and_a_hard_one_refuses(served):
         assert response.status == 429
         assert (await response.json())["error"]["code"] == "rate_limit_exceeded"
         assert response.headers["x-budget"] == "acme: 1 requests a minute"
-    await served.gateway.allowances.refresh()
+    await served.gateway.dispatching.allowances.refresh()
     await budget.arefresh_from_db()
     assert budget.stopped_at
     assert len(await events_of("budget.reached")) == 1
     await budget.adelete()
-    await served.gateway.allowances.refresh()
+    await served.gateway.dispatching.allowances.refresh()
     async with await served.chat() as response:
         assert response.status == 200
     assert {row.error_code for row in await served.rows()} == {"", "rate_limit_exceeded"}
@@ -46,8 +46,8 @@ async def test_over_http_a_soft_limit_warns_and_a_hard_one_refuses(served):
 async def test_a_cancelled_and_a_failed_request_release_what_they_reserved(served, monkeypatch):
     await give_budget(kind=USD, hard=100)
     await Budget.objects.aupdate(usd_per_token=0.5, spent_until=datetime.now(UTC))
-    await served.gateway.allowances.refresh()
-    (use,) = served.gateway.allowances.budgets.uses.values()
+    await served.gateway.dispatching.allowances.refresh()
+    (use,) = served.gateway.dispatching.allowances.budgets.uses.values()
     served.backends[0].script.hold = asyncio.Event()
     task = asyncio.create_task(served.chat(max_tokens=50, ignore_eos=True))
     await until(lambda: served.backends[0].running == 1)

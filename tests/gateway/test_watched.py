@@ -18,6 +18,7 @@ OWN = {
     "sweep-queues",
     "queue-commands",
     "refresh-budgets",
+    "note-key-use",
     "refresh-keys",
     "read-inventory",
     "heartbeats",

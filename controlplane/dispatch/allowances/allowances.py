@@ -13,9 +13,6 @@ from controlplane.dispatch import port
 from controlplane.dispatch.allowances.budgets import WINDOW_S, BudgetHold, Budgets
 from controlplane.dispatch.allowances.limits import Exceeded, Limits
 
-RELAY_BITS = 40
-"""A request's number is that of its relay, and as many bits of the relay's own."""
-
 
 class Held(Struct, eq=False):
     """What an open request holds. *left_s*: when its relay was given up; None: it was not."""
@@ -45,22 +42,20 @@ class Allowances:
         self._term = 0
         self._ready, self._began_s = False, 0.0
         self._waiting: list[port.ForAllowances] = []
-        """For this process to be ready."""
+        """For this process to be ready; where another one becomes the first dispatcher, relays ask that."""
         self._spent: set[int] = set()
 
     def take(self, record: port.ForAllowances) -> None:
-        """Act on a record of a relay; what it asks is answered before this returns, or once this process is ready.
-
-        No answer comes from a process that is not the first dispatcher: the relay asks the next one.
+        """Act on a record of a relay; what it asks is answered before this returns, or once this process is ready, and the
+        first dispatcher.
         """
         term = self.term()
         if term not in (0, self._term):
             self._begin(term)
-        if not self._ready:
-            if term:
-                self._waiting.append(record)
-        elif term or isinstance(record, port.Leave):
+        if self._ready and (term or isinstance(record, port.Leave)):
             self._answer(record)
+        else:
+            self._waiting.append(record)
 
     def _answer(self, record: port.ForAllowances) -> None:
         match record:
@@ -73,8 +68,8 @@ class Allowances:
 
     def forget(self, relay: int) -> None:
         """Give up a relay that is silent: its requests are open no longer, and what they used is counted as predicted."""
-        self._waiting = [each for each in self._waiting if each.number >> RELAY_BITS != relay]
-        for number in [each for each in self._held if each >> RELAY_BITS == relay]:
+        self._waiting = [each for each in self._waiting if port.relay_of(each.number) != relay]
+        for number in [each for each in self._held if port.relay_of(each) == relay]:
             held = self._left[number] = self._held.pop(number)
             held.left_s = self.budgets.clock()
             held.hold.reserve(False)
@@ -92,7 +87,7 @@ class Allowances:
         await self.budgets.read()
         if term != self._term:  # it ended and began meanwhile
             return
-        if not self._ready and now_s >= self._began_s + self.registering_s:
+        if now_s >= self._began_s + self.registering_s:
             self._ready = True
             waiting, self._waiting = self._waiting, []
             for record in sorted(waiting, key=lambda each: not (isinstance(each, port.Enter) and each.held)):

@@ -102,15 +102,10 @@ class Entries:
             if isinstance(record, port.Enter) and record.key_id in key_ids and not answer.done():
                 answer.set_exception(KEY_ENDED)
 
-    def register(self) -> None:
-        """Send all that is open to a first dispatcher that may know nothing of it: another one, or the same again.
-
-        What was sent and has not arrived may be lost, but each `Leave` that can still be sent is sent before this.
-        """
-        for enter in list(self._entered.values()):
-            self.send(structs.replace(enter, held=True))
-        for record, _ in list(self._asked.values()):  # a dispatcher of this process answers at once
-            self.send(record)
+    def opened(self) -> list[port.Enter | port.LoadWanted]:
+        """Return all that is open, for a first dispatcher that may know nothing of it: another one, or the same again."""
+        held = [structs.replace(enter, held=True) for enter in self._entered.values()]
+        return [*held, *(record for record, _ in self._asked.values())]
 
     def on_event(self, record: port.OfAllowances) -> None:
         """Act on a record of the first dispatcher. Ignored for a request that has left meanwhile."""
@@ -138,7 +133,7 @@ def _as_error(record: port.NotEntered) -> ApiError:
         record.status,
         record.message,
         code=record.code,
-        type=record.type,
+        type=record.kind,
         retry_after_s=record.retry_after_s,
         headers=record.headers,
     )

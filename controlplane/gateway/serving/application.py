@@ -109,7 +109,7 @@ class Application:
         elif path == "/load":
             request.require("GET")
             grant = await keys.check(request.authorization)
-            if not self.completions.owns():
+            if not self.completions.serves():
                 raise STANDING_BY
             load = await admission.entries.sequences(grant.tenant_id)
             await responder.whole(200, JSON_TYPE[1], b'{"server_load":%d}' % load)

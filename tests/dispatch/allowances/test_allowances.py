@@ -68,7 +68,7 @@ class Relay:
 
     def __init__(self, number):
         self.number, self.registered, self.open = number, True, []
-        self.out, self.into, self.numbers = deque(), deque(), count(number << 40)
+        self.out, self.into, self.numbers = deque(), deque(), count(number << port.RELAY_BITS)
         self.entries = Entries(self.send, None)
 
     def send(self, record):
@@ -82,7 +82,7 @@ class Relay:
 
     def register(self):
         self.registered = True
-        self.entries.register()
+        self.out.extend(self.entries.opened())
 
     @property
     def sequences(self):
@@ -238,7 +238,7 @@ class Relays:
         """It is dead, and started again; or it registers again, and goes on with what it has open."""
         relay = self.relay(at)
         self.allowances.forget(relay.number)
-        for number in [each for each in self.open if each >> 40 == relay.number]:
+        for number in [each for each in self.open if port.relay_of(each) == relay.number]:
             one = self.left[number] = self.open.pop(number)
             one["left_s"] = self.now_s
         if which % 2:
@@ -282,7 +282,7 @@ class Relays:
                 relay.into.append(record)
         else:
             self.answers.append(record)
-            if (relay := self.relays.get(record.number >> 40)) is not None and relay.registered:
+            if (relay := self.relays.get(port.relay_of(record.number))) is not None and relay.registered:
                 relay.into.append(record)
 
     # What always holds
