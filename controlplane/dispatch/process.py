@@ -38,6 +38,8 @@ from scheduling.queueing import held_work
 from scheduling.scaling import FLOOR
 
 BUDGETS_S = 1.0
+UNREADY_S = 0.1
+"""Period instead of that while relays wait for an answer."""
 REGISTERING_S = 2.0
 """Time after a takeover within which relays find the new owner and register."""
 
@@ -207,7 +209,7 @@ class Dispatching:
 
     async def _refresh_budgets(self) -> None:
         while True:
-            await asyncio.sleep(self.budgets_job.period_s)
+            await asyncio.sleep(self.budgets_job.period_s if self.allowances.ready else UNREADY_S)
             with self.budgets_job:
                 await self.allowances.refresh()
 

@@ -234,8 +234,7 @@ class Dispatchers:
             self._serve(owner, record)
             return
         if not isinstance(record, port.Warm | port.WarmPrefix):
-            of_first = isinstance(record, port.OfAllowances)
-            role = FIRST if of_first else self._roles.get(record.number, FIRST)
+            role = FIRST if isinstance(record, port.OfAllowances) else self._roles.get(record.number, FIRST)
             route = self.routes.get(role)
             if route is None or route[0] is not owner:
                 return

@@ -40,7 +40,7 @@ class Allowances:
         self._left: dict[int, Held] = {}
         """Of relays that were given up in the last minute; they may come back."""
         self._term = 0
-        self._ready, self._began_s = False, 0.0
+        self.ready, self._began_s = False, 0.0
         self._waiting: list[port.ForAllowances] = []
         """For this process to be ready; where another one becomes the first dispatcher, relays ask that."""
         self._spent: set[int] = set()
@@ -52,7 +52,7 @@ class Allowances:
         term = self.term()
         if term not in (0, self._term):
             self._begin(term)
-        if self._ready and (term or isinstance(record, port.Leave)):
+        if self.ready and (term or isinstance(record, port.Leave)):
             self._answer(record)
         else:
             self._waiting.append(record)
@@ -82,13 +82,13 @@ class Allowances:
             return
         if term != self._term:
             self._begin(term)
-        if not self._ready:
+        if not self.ready:
             self.budgets.forget()
         await self.budgets.read()
-        if term != self._term:  # it ended and began meanwhile
+        if term != self.term():  # it ended meanwhile
             return
         if now_s >= self._began_s + self.registering_s:
-            self._ready = True
+            self.ready = True
             waiting, self._waiting = self._waiting, []
             for record in sorted(waiting, key=lambda each: not (isinstance(each, port.Enter) and each.held)):
                 self._answer(record)
@@ -97,7 +97,7 @@ class Allowances:
         await self.budgets.note()
 
     def _begin(self, term: int) -> None:
-        self._term, self._ready, self._began_s = term, False, self.budgets.clock()
+        self._term, self.ready, self._began_s = term, False, self.budgets.clock()
         self.limits = Limits()
         self._held, self._left, self._waiting = {}, {}, []
 

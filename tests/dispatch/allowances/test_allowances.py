@@ -232,7 +232,7 @@ class Relays:
     def rows_are_read_again(self, at, which):
         left = {number: each for number, each in self.left.items() if self.now_s - each["left_s"] <= 60}
         self.loop.run_until_complete(self.allowances.refresh())
-        self.left = left if self.allowances._ready else {}
+        self.left = left if self.allowances.ready else {}
 
     def a_relay_is_silent(self, at, which):
         """It is dead, and started again; or it registers again, and goes on with what it has open."""
@@ -288,7 +288,7 @@ class Relays:
     # What always holds
 
     def exactly_what_one_process_would_count(self):
-        if not self.allowances._ready:
+        if not self.allowances.ready:
             return
         assert self.allowances.limits.sequences(1) == self.open_sequences()
         if (use := self.allowances.limits._use.get(1)) is not None and use.refilled_s >= 0:
