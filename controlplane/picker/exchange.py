@@ -1,12 +1,12 @@
 """One request of a gateway that asks where to send it: its `Process` stream of Envoy's ext_proc, as ASGI messages.
 
-The gateway sends the request; the answer is an instance with the body for it, or a response of ours (`immediate_response`).
-Where the gateway passes the instance's answer through here too (`response_body_mode: FULL_DUPLEX_STREAMED`), its bytes are
-those of a `Connection`, and what the client gets is sent in their place. Otherwise the access log reports its end.
+The answer is an instance and the body for it, or a response of ours. Where the gateway passes the instance's answer
+through here (`response_body_mode: FULL_DUPLEX_STREAMED`), its bytes are those of a `Connection`, and what the client gets is
+sent in their place. Otherwise the access log reports its end.
 """
 
 import asyncio
-from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from typing import Any
 from urllib.parse import unquote
@@ -16,7 +16,6 @@ from envoy.config.core.v3.base_pb2 import HeaderValue, HeaderValueOption
 from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
-from controlplane.background import spawn
 from controlplane.gateway.errors import ApiError
 from controlplane.gateway.upstream.connections import Connection
 
@@ -27,15 +26,9 @@ ID = "x-pilothouse-request"
 """Header of a request on its way to an instance, by which the access log names it."""
 CHUNK_BYTES = 62_000
 """Largest piece of a body in one message: Envoy's flow control stalls at 64 KiB."""
-KEYS = (b"authorization", b"x-api-key")
 PASSED = ("content-type", "retry-after", "metadata")
 FULL, BUFFERED, NONE = ProcessingMode.FULL_DUPLEX_STREAMED, ProcessingMode.BUFFERED, ProcessingMode.NONE
-MODES = ApiError(
-    500,
-    "The gateway must pass bodies of requests as BUFFERED or FULL_DUPLEX_STREAMED, and those of answers as NONE or"
-    " FULL_DUPLEX_STREAMED.",
-    code="gateway_misconfigured",
-)
+MODES = "Bodies of requests must be FULL_DUPLEX_STREAMED or BUFFERED, those of answers FULL_DUPLEX_STREAMED or NONE."
 
 Headers = Iterable[tuple[bytes, bytes]]
 current: ContextVar["Exchange"] = ContextVar("exchange")
@@ -43,44 +36,26 @@ current: ContextVar["Exchange"] = ContextVar("exchange")
 
 
 class Exchange:
-    """The request as ASGI's *scope*, `receive` and `send`; `outgoing` has messages for the gateway, None at their end.
-
-    It is the transport of the connection to the instance, too: what is written there goes to the gateway.
-    """
+    """The request as ASGI's *scope*, `receive` and `send`, and the transport of the connection to its instance."""
 
     def __init__(self) -> None:
         self.id = uuid4().hex
         self.scope: dict[str, Any] = {}
-        self.outgoing: asyncio.Queue[Any] = asyncio.Queue()
-        self.subset: frozenset[str] | None = None
-        """Addresses that the gateway allows; None: all."""
-        self.address = ""
-        """Of the instance that gets the request."""
+        self.outgoing: asyncio.Queue[Any] = asyncio.Queue()  # messages for the gateway, None at their end
+        self.subset: frozenset[str] | None = None  # addresses that the gateway allows; None: all
+        self.address = ""  # of the instance that gets the request
+        self.sent = False  # the request went there
         self.carries_answers = False
-        self.sent = False
-        """The request went to an instance."""
-        self.over = False
-        """The gateway has its answer, or needs nothing more of us."""
-        self.cut = False
-        """The stream is to end in error."""
+        self.over = False  # the gateway has its answer, or needs nothing more of us
+        self.cut = False  # the stream is to end in error
         self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.receive = self._incoming.get
         self._streamed = True  # the body comes in pieces, before its headers are answered
         self._has_trailers = False
         self._connection: Connection | None = None
         self._head: tuple[int, Headers] | None = None  # of the answer, until its first piece
 
     # From the gateway
-
-    async def read(
-        self, messages: AsyncIterable[Any], answer: Callable[["Exchange"], Coroutine[Any, Any, None]]
-    ) -> None:
-        """Take *messages* to their end; *answer* is the work that answers the request, once its headers are known."""
-        async for message in messages:
-            self.take(message)
-            if message.HasField("request_headers") and not self.over:
-                spawn(answer(self), "answer gateway")
-        if not self.over:
-            self.outgoing.put_nowait(None)
 
     def take(self, message: Any) -> None:
         """Act on the next message of the gateway, a `ProcessingRequest`."""
@@ -93,42 +68,36 @@ class Exchange:
                 self._has_trailers = True
                 self._receive(b"", more=False)
             case "response_headers":
-                self._answered(message.response_headers)
+                self._hear(head_of_answer(message.response_headers), ends=message.response_headers.end_of_stream)
             case "response_body":
-                self._pass(message.response_body.body, ends=message.response_body.end_of_stream)
+                body = message.response_body.body
+                self._hear(
+                    b"%x\r\n%b\r\n" % (len(body), body) if body else b"", ends=message.response_body.end_of_stream
+                )
             case "response_trailers":
                 self._put(response_trailers=ext_proc.TrailersResponse())
-                self._pass(b"", ends=True)
+                self._hear(b"", ends=True)
 
     def _begin(self, message: Any) -> None:
-        headers = [(one.key.encode(), value_of(one)) for one in message.request_headers.headers.headers]
-        pseudo = dict(headers)
-        path, _, query = pseudo.get(b":path", b"/").partition(b"?")
-        method, path = (text.decode("latin-1") for text in (pseudo.get(b":method", b"GET"), path))
-        headers = [header for header in headers if not header[0].startswith(b":")]
-        self.scope = {
-            "type": "http",
-            "method": method,
-            "path": unquote(path),
-            "query_string": query,
-            "headers": headers,
-        }
-        hint = message.metadata_context.filter_metadata.get(SUBSET_NAMESPACE)
-        if hint is not None and SUBSET in hint.fields:
-            listed = [
-                hint.fields[SUBSET].string_value,
-                *(one.string_value for one in hint.fields[SUBSET].list_value.values),
-            ]
-            self.subset = frozenset(address.strip() for text in listed for address in text.split(","))
+        given = [(one.key.encode(), value_of(one)) for one in message.request_headers.headers.headers]
+        pseudo = {name.decode(): value.decode("latin-1") for name, value in given if name.startswith(b":")}
+        path = unquote(pseudo[":path"].partition("?")[0])
+        headers = [header for header in given if not header[0].startswith(b":")]
+        self.scope = {"type": "http", "method": pseudo[":method"], "path": path, "headers": headers}
+        hints = message.metadata_context.filter_metadata
+        if SUBSET_NAMESPACE in hints and SUBSET in hints[SUBSET_NAMESPACE].fields:
+            value = hints[SUBSET_NAMESPACE].fields[SUBSET]
+            listed = ",".join([value.string_value, *(one.string_value for one in value.list_value.values)])
+            self.subset = frozenset(map(str.strip, listed.split(",")))
         if message.request_headers.end_of_stream:
             self._receive(b"", more=False)
             return
         if message.HasField("protocol_config"):
-            modes = message.protocol_config
-            self._streamed = modes.request_body_mode == FULL
-            self.carries_answers = modes.response_body_mode == FULL
-            if modes.request_body_mode not in (FULL, BUFFERED) or modes.response_body_mode not in (FULL, NONE):
-                self._immediate(MODES.status, MODES.headers(), MODES.body())
+            request, response = message.protocol_config.request_body_mode, message.protocol_config.response_body_mode
+            self._streamed, self.carries_answers = request == FULL, response == FULL
+            if request not in (FULL, BUFFERED) or response not in (FULL, NONE):
+                error = ApiError(500, MODES, code="gateway_misconfigured")
+                self._immediate(error.status, error.headers(), error.body())
                 return
         if not self._streamed:
             self._put(request_headers=ext_proc.HeadersResponse())
@@ -136,30 +105,14 @@ class Exchange:
     def _receive(self, body: bytes, *, more: bool) -> None:
         self._incoming.put_nowait({"type": "http.request", "body": body, "more_body": more})
 
-    async def receive(self) -> dict[str, Any]:
-        return await self._incoming.get()
+    def _hear(self, data: bytes, *, ends: bool) -> None:
+        if self._connection is not None:
+            self._connection.data_received(data + b"0\r\n\r\n" * ends)
 
     def left(self) -> None:
         """The stream has ended. The client has left, unless the gateway has its instance and passes the rest elsewhere."""
         if self.carries_answers or not self.sent or self.outgoing.qsize() > 1:  # more than the end of messages
             self._incoming.put_nowait({"type": "http.disconnect"})
-
-    def _answered(self, answer: Any) -> None:
-        """Give the head of an instance's answer to the connection."""
-        if self._connection is None:
-            self._put(response_headers=ext_proc.HeadersResponse())
-            return
-        headers = {one.key: value_of(one) for one in answer.headers.headers}
-        lines = [b"HTTP/1.1 %b -" % headers[":status"], b"transfer-encoding: chunked"]
-        lines += [b"%b: %b" % (name.encode(), headers[name]) for name in PASSED if name in headers]
-        self._connection.data_received(b"\r\n".join(lines) + b"\r\n\r\n")
-        if answer.end_of_stream:
-            self._pass(b"", ends=True)
-
-    def _pass(self, piece: bytes, *, ends: bool) -> None:
-        if self._connection is not None:
-            chunk = b"%x\r\n%b\r\n" % (len(piece), piece) if piece else b""
-            self._connection.data_received(chunk + b"0\r\n\r\n" * ends)
 
     # To the instance: an asyncio transport, as far as a `Connection` uses one
 
@@ -178,12 +131,11 @@ class Exchange:
         start, *lines = bytes(pieces[0]).strip().split(b"\r\n")
         headers = {name.lower(): value for name, value in (line.split(b": ", 1) for line in lines)}
         del headers[b"host"]
-        headers[b":path"] = start.split(b" ")[1]
-        headers |= {DESTINATION.encode(): self.address.encode(), ID.encode(): self.id.encode()}
+        headers |= {b":path": start.split(b" ")[1], DESTINATION.encode(): self.address.encode()}
+        headers[ID.encode()] = self.id.encode()
         response = ext_proc.CommonResponse(header_mutation=mutation(headers.items()), clear_route_cache=True)
-        response.header_mutation.remove_headers.extend(
-            name.decode() for name in KEYS if name not in headers
-        )  # the tenant's
+        tenants = {"authorization", "x-api-key"} - {name.decode() for name in headers}
+        response.header_mutation.remove_headers.extend(sorted(tenants))
         if self._streamed:
             self._put(request_headers=ext_proc.HeadersResponse(response=response), destination=self.address)
             self._put_body("request_body", body, ends=not self._has_trailers)
@@ -196,14 +148,10 @@ class Exchange:
             self._finish()
 
     def is_closing(self) -> bool:
+        """Return whether nothing more can be sent, as do the next ones, which leave all else to `close`."""
         return self.over
 
-    def abort(self) -> None:
-        """Do nothing, as the next two: `close` cuts off what has no end, and bytes are taken as they come."""
-
-    pause_reading = resume_reading = abort
-
-    # To the client
+    abort = pause_reading = resume_reading = is_closing
 
     async def send(self, message: dict[str, Any]) -> None:
         """Send an ASGI message of the answer; ignored where the instance's goes to the client without us."""
@@ -257,11 +205,17 @@ def value_of(header: Any) -> bytes:
     return bytes(header.raw_value or header.value.encode())
 
 
+def head_of_answer(answer: Any) -> bytes:
+    """Return the head of an instance's answer in HTTP/1.1, as far as it is read."""
+    headers = {one.key: value_of(one) for one in answer.headers.headers}
+    lines = [b"HTTP/1.1 %b -" % headers[":status"], b"transfer-encoding: chunked"]
+    lines += [b"%b: %b" % (name.encode(), headers[name]) for name in PASSED if name in headers]
+    return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
 def mutation(headers: Headers) -> Any:
     """Return the change that sets *headers*."""
     replaces = HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
-    options = [
-        HeaderValueOption(header=HeaderValue(key=name.decode(), raw_value=value), append_action=replaces)
-        for name, value in headers
-    ]
+    values = [HeaderValue(key=name.decode(), raw_value=value) for name, value in headers]
+    options = [HeaderValueOption(header=one, append_action=replaces) for one in values]
     return ext_proc.HeaderMutation(set_headers=options)

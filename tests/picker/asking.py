@@ -19,7 +19,7 @@ from envoy.service.accesslog.v3 import als_pb2, als_pb2_grpc  # noqa: E402
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc  # noqa: E402
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc  # noqa: E402
 
-from controlplane.picker import upstream  # noqa: E402, F401
+from controlplane.picker import server  # noqa: E402, F401
 from controlplane.picker.exchange import CHUNK_BYTES, DESTINATION, ID, value_of  # noqa: E402, F401
 from controlplane.picker.server import Picker  # noqa: E402
 

@@ -166,7 +166,7 @@ async def test_a_client_that_leaves_the_queue(served):
             for _ in range(SLOTS)
         ]
         waiting = asyncio.create_task(served.chat(stream=True))
-        await until(lambda: sum(map(served.gateway.dispatcher.queue.count, served.gateway.topology.endpoints)) == 1)
+        await until(lambda: len(served.gateway.dispatching.dispatcher.queue) == 1)
         waiting.cancel()
         row = await row_of(served)
         assert (row.outcome, row.error_code, row.instance) == ("cancelled", "client_disconnected", "")

@@ -7,8 +7,11 @@ from channels.db import database_sync_to_async
 
 from controlplane import background
 from controlplane.accounts.models import Tenant
-from tests.gateway.conftest import until
-from tests.picker.asking import BODY, BUFFERED, CHUNK_BYTES, FULL, ID, NONE, upstream
+from controlplane.gateway.process import Gateway
+from controlplane.planning.execution.loop import ScalingLoop
+from tests.gateway.conftest import ServedGateway, until
+from tests.gateway.test_relays import fleet  # noqa: F401 (a fixture)
+from tests.picker.asking import BODY, BUFFERED, CHUNK_BYTES, FULL, ID, NONE, Asking, Picker, grpc, server
 
 USAGE = {"prompt_tokens": 7, "completion_tokens": 5}
 
@@ -148,7 +151,7 @@ async def test_an_answer_that_failed_is_in_the_ledger(asking, status, details, o
 
 
 async def test_a_request_that_the_log_does_not_name_is_given_up(asking, monkeypatch):
-    monkeypatch.setattr(upstream, "LOG_SILENCE_S", 0.05)
+    monkeypatch.setattr(server, "LOG_SILENCE_S", 0.05)
     await asking.ask()
     await until(lambda: unsettled(asking) == 0)
     assert "access log" in (await asking.served.new_row()).trace[-1]["lost"]
@@ -183,3 +186,24 @@ async def test_health_follows_ownership(asking):
     assert (await stub.Check(service)).status == states.SERVING
     asking.picker.application.stopping = True
     assert (await stub.Check(service)).status == states.NOT_SERVING
+
+
+async def test_requests_are_placed_by_the_dispatcher_in_another_process(fleet):  # noqa: F811
+    gateway = Gateway(ScalingLoop, "relay")
+    gateway.lease.owner += "-picker"
+    await gateway.start()
+    picker = Picker(gateway)
+    port = await picker.start("127.0.0.1:0")
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        asking = Asking(ServedGateway(gateway, "", fleet.backends, fleet.http), picker, channel)
+        await until(lambda: gateway.dispatchers.connected and gateway.serves())
+        answers = [await asking.ask() for _ in range(2)]
+        assert {answer.destinations[0] for answer in answers} == {address_of(asking, index) for index in (0, 1)}
+        running = fleet.owner.dispatching.dispatcher.requests
+        assert len(running) == 2
+        for answer in answers:
+            await asking.log(answer, usage=USAGE)
+        await until(lambda: not running)
+        assert [(row.outcome, row.output_tokens) for row in await asking.served.rows()] == [("done", 5)] * 2
+    await picker.stop(0.0)
+    await gateway.stop()
