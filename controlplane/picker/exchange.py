@@ -24,8 +24,7 @@ SUBSET, SUBSET_NAMESPACE = "x-gateway-destination-endpoint-subset", "envoy.lb.su
 """Of the endpoint picker protocol: proposal 004 of the Gateway API Inference Extension."""
 ID = "x-pilothouse-request"
 """Header of a request on its way to an instance, by which the access log names it."""
-CHUNK_BYTES = 62_000
-"""Largest piece of a body in one message: Envoy's flow control stalls at 64 KiB."""
+CHUNK_BYTES = 62_000  # of a body in one message: Envoy's flow control stalls at 64 KiB
 PASSED = ("content-type", "retry-after", "metadata")
 FULL, BUFFERED, NONE = ProcessingMode.FULL_DUPLEX_STREAMED, ProcessingMode.BUFFERED, ProcessingMode.NONE
 MODES = "Bodies of requests must be FULL_DUPLEX_STREAMED or BUFFERED, those of answers FULL_DUPLEX_STREAMED or NONE."
@@ -54,8 +53,6 @@ class Exchange:
         self._has_trailers = False
         self._connection: Connection | None = None
         self._head: tuple[int, Headers] | None = None  # of the answer, until its first piece
-
-    # From the gateway
 
     def take(self, message: Any) -> None:
         """Act on the next message of the gateway, a `ProcessingRequest`."""

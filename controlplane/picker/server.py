@@ -7,6 +7,7 @@ is read as any other (`gateway.upstream.client`); of the rest its access log rep
 
 import asyncio
 import dataclasses
+import logging
 import signal
 import socket
 from collections.abc import AsyncIterable, AsyncIterator
@@ -35,7 +36,6 @@ from controlplane.gateway.upstream.connections import Connection, Connections, O
 from controlplane.picker.exchange import ID, Exchange, current
 from controlplane.planning.execution.loop import ScalingLoop
 
-MAX_MESSAGE_BYTES = 2**28
 USAGE, FIRST_TOKEN = "usage", "first_token_us"
 """Of the access log: namespace of the metadata with the fields of an answer's `usage`, and the custom tag with the time from
 the arrival of a request to the first byte of its answer's body."""
@@ -123,9 +123,12 @@ class Picked(Upstream):
                     usage.update(counts | {"prompt_tokens_details": counts})
                     progress.output_tokens = usage.output_tokens or 0
                 first_us = common.custom_tags.get(FIRST_TOKEN, "")
-                if first_us.isdigit() and progress.asked.streamed and not progress.first_token_s:
-                    progress.first_token_s = clock() - common.duration.ToNanoseconds() / 1e9 + int(first_us) / 1e6
-                    self.requests.began(progress)
+                if first_us.isdigit() and progress.asked.streamed:
+                    took_s, has_begun = common.duration.ToNanoseconds() / 1e9, bool(progress.first_token_s)
+                    arrived_s = progress.asked.arrived_s if is_open else clock() - took_s  # which is known at its end
+                    progress.first_token_s = min(clock(), arrived_s + int(first_us) / 1e6)
+                    if not has_begun:
+                        self.requests.began(progress)
             responder.status = status = entry.response.response_code.value
             took_none = status not in (0, 200, 500) and not usage.output_tokens
             if common.response_flags.downstream_connection_termination or common.response_flags.downstream_remote_reset:
@@ -178,7 +181,7 @@ class Picker(ext_proc.ExternalProcessorServicer, als_pb2_grpc.AccessLogServiceSe
         self.gateway = gateway
         self.upstream = Picked(gateway.upstream)
         self.application = Application(dataclasses.replace(gateway.http.completions, upstream=self.upstream))
-        self.server = grpc.aio.server(options=[("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)])
+        self.server = grpc.aio.server(options=[("grpc.max_receive_message_length", 2**28)])
         ext_proc.add_ExternalProcessorServicer_to_server(self, self.server)
         als_pb2_grpc.add_AccessLogServiceServicer_to_server(self, self.server)
         health_pb2_grpc.add_HealthServicer_to_server(self, self.server)
@@ -251,6 +254,7 @@ async def serve(address: str, part: str, grace_s: float) -> None:
     try:
         picker = Picker(gateway)
         await picker.start(address)
+        logging.getLogger(__name__).info("picker: listens at %s", address)
         await stopped.wait()
         await picker.stop(grace_s)
     finally:

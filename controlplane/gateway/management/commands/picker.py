@@ -18,5 +18,4 @@ class Command(BaseCommand):
             from controlplane.picker.server import serve
         except ModuleNotFoundError as error:
             raise CommandError(f"{error.name} is missing: install pilothouse[picker].") from error
-        self.stdout.write(f"Gateways may ask at {options['listen']}.")
         uvloop.run(serve(options["listen"], "whole" if options["whole"] else "relay", options["grace"]))
