@@ -123,6 +123,35 @@ async def test_streams(served, wanted):
     assert row.itl_ms > 0
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": "hello", "max_output_tokens": 6}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 6}),
+    ],
+)
+async def test_responses_and_messages(served, path, body, stream):
+    async with await served.post(path, {"model": "m", "stream": stream, "ignore_eos": True} | body) as response:
+        text = await response.text()
+        assert response.status == 200, text
+    reported = [
+        usage for usage in usages_of(json.loads(text) if not stream else events_of(text)) if usage["output_tokens"]
+    ]
+    row = await row_of(served)
+    assert (row.outcome, row.output_tokens) == ("done", reported[-1]["output_tokens"])
+    assert row.output_tokens > 0
+    assert row.prompt_tokens == reported[-1]["input_tokens"]
+
+
+def usages_of(value):
+    """Yield what is called `usage` in *value*, at any depth."""
+    for part in value if isinstance(value, list) else value.values() if isinstance(value, dict) else ():
+        yield from usages_of(part)
+    if isinstance(value, dict) and isinstance(value.get("usage"), dict):
+        yield value["usage"]
+
+
 async def test_refusals(served):
     async with served.http.post(f"{served.url}/v1/chat/completions", json={"model": "m"}) as response:
         assert (response.status, (await response.json())["error"]["code"]) == (401, "invalid_api_key")
