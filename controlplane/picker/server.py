@@ -125,8 +125,8 @@ class Picked(Upstream):
                 first_us = common.custom_tags.get(FIRST_TOKEN, "")
                 if first_us.isdigit() and progress.asked.streamed:
                     took_s, has_begun = common.duration.ToNanoseconds() / 1e9, bool(progress.first_token_s)
-                    arrived_s = progress.asked.arrived_s if is_open else clock() - took_s  # which is known at its end
-                    progress.first_token_s = min(clock(), arrived_s + int(first_us) / 1e6)
+                    # How long it took is known at its end; before, it has begun by now.
+                    progress.first_token_s = min(clock(), clock() - took_s + int(first_us) / 1e6)
                     if not has_begun:
                         self.requests.began(progress)
             responder.status = status = entry.response.response_code.value

@@ -8,6 +8,7 @@ from channels.db import database_sync_to_async
 from controlplane import background
 from controlplane.accounts.models import Tenant
 from controlplane.gateway.process import Gateway
+from controlplane.gateway.progress import Interrupt
 from controlplane.planning.execution.loop import ScalingLoop
 from tests.gateway.conftest import ServedGateway, until
 from tests.gateway.test_relays import fleet  # noqa: F401 (a fixture)
@@ -59,8 +60,7 @@ async def test_times_and_usage_of_a_stream_are_those_of_the_access_log(asking):
     answer = await asking.ask(BODY | {"stream": True})
     assert json.loads(answer.body)["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
     await asking.log(answer, open=True, usage={"prompt_tokens": 7, "completion_tokens": 2}, first_ms=100, took_ms=0)
-    (progress,) = asking.served.gateway.requests.streaming
-    assert progress.output_tokens == 2
+    await until(lambda: [one.output_tokens for one in asking.served.gateway.requests.streaming] == [2])
     await asking.log(answer, usage=USAGE, first_ms=100)
     row = await asking.served.new_row()
     assert (row.outcome, row.prompt_tokens, row.output_tokens) == ("done", 7, 5)
@@ -134,20 +134,44 @@ async def test_a_client_that_leaves_later_pays_what_was_made_for_it(asking):
 
 
 @pytest.mark.parametrize(
-    ("status", "details", "outcome", "code"),
+    ("status", "details", "code", "worked"),
     [
-        (400, "via_upstream", "failed", "refused_by_instance"),
-        (500, "via_upstream", "failed", "upstream_failed"),
-        (503, "upstream_reset_before_response_started{connection_failure}", "failed", "upstream_failed"),
-        (200, "upstream_reset_after_response_started{connection_termination}", "failed", "upstream_failed"),
+        (400, "via_upstream", "refused_by_instance", False),
+        (500, "via_upstream", "upstream_failed", True),
+        (503, "upstream_reset_before_response_started{connection_failure}", "upstream_failed", False),
+        (200, "upstream_reset_after_response_started{connection_termination}", "upstream_failed", True),
     ],
 )
-async def test_an_answer_that_failed_is_in_the_ledger(asking, status, details, outcome, code):
+async def test_an_answer_that_failed_is_in_the_ledger(asking, status, details, code, worked):
     answer = await asking.ask()
     await asking.log(answer, status=status, details=details)
     row = await asking.served.new_row()
-    assert (row.outcome, row.error_code, row.instance) == (outcome, code, "m-0")
+    assert (row.outcome, row.error_code, row.instance) == ("failed", code, "m-0")
+    assert (row.prompt_tokens > 0) is worked  # of ours: the log has no usage
     assert unsettled(asking) == 0
+
+
+@pytest.mark.parametrize("why", [Interrupt.KEY_ENDED, Interrupt.STOPPED])
+async def test_what_the_gateway_has_is_not_taken_back_and_is_paid(asking, why):
+    answer = await asking.ask(BODY | {"stream": True})
+    await asking.log(answer, open=True, first_ms=100)
+    await until(lambda: asking.served.gateway.requests.streaming)
+    (progress,) = asking.served.gateway.requests.streaming
+    progress.interrupt(why)
+    await asking.log(answer, usage=USAGE)
+    row = await asking.served.new_row()
+    assert (row.outcome, row.output_tokens) == ("done", 5)
+
+
+async def test_a_request_whose_instance_was_given_up_has_failed(asking):
+    answer = await asking.ask(BODY | {"stream": True})
+    await asking.log(answer, open=True, first_ms=100, usage=USAGE)
+    await until(lambda: asking.served.gateway.requests.streaming)
+    (progress,) = asking.served.gateway.requests.streaming
+    progress.interrupt(Interrupt.INSTANCE_LOST)
+    await until(lambda: unsettled(asking) == 0)
+    row = await asking.served.new_row()
+    assert (row.outcome, row.error_code, row.output_tokens) == ("failed", "upstream_failed", 5)
 
 
 async def test_a_request_that_the_log_does_not_name_is_given_up(asking, monkeypatch):
