@@ -125,7 +125,6 @@ class Picked(Upstream):
                 first_us = common.custom_tags.get(FIRST_TOKEN, "")
                 if first_us.isdigit() and progress.asked.streamed:
                     took_s, has_begun = common.duration.ToNanoseconds() / 1e9, bool(progress.first_token_s)
-                    # How long it took is known at its end; before, it has begun by now.
                     progress.first_token_s = min(clock(), clock() - took_s + int(first_us) / 1e6)
                     if not has_begun:
                         self.requests.began(progress)
@@ -215,12 +214,13 @@ class Picker(ext_proc.ExternalProcessorServicer, als_pb2_grpc.AccessLogServiceSe
             exchange.left()
 
     async def _read(self, messages: AsyncIterable[Any], exchange: Exchange) -> None:
-        async for message in messages:
-            exchange.take(message)
-            if message.HasField("request_headers") and not exchange.over:
-                spawn(self._answer(exchange), "answer gateway")
-        if not exchange.over:
-            exchange.outgoing.put_nowait(None)
+        try:
+            async for message in messages:
+                exchange.take(message)
+                if message.HasField("request_headers") and not exchange.over:
+                    spawn(self._answer(exchange), "answer gateway")
+        finally:  # without an answer the gateway would go on with an address of the client's
+            exchange.close()
 
     async def _answer(self, exchange: Exchange) -> None:
         current.set(exchange)

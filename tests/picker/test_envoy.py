@@ -101,7 +101,9 @@ async def test_whole_answers(served):
         row = await row_of(served)
         assert (row.outcome, row.status_code, row.streamed) == ("done", 200, False)
         assert (row.prompt_tokens, row.output_tokens) == (usage["prompt_tokens"], usage["completion_tokens"])
-    async with await served.chat(max_tokens=5, ignore_eos=True) as response:  # below a path
+    assert not {"Authorization", "X-Api-Key"} & {*served.backends[1].headers[-1]}, "the key is the tenant's"
+    forged = {"x-gateway-destination-endpoint": "127.0.0.1:1", "x-pilothouse-request": "0"}
+    async with await served.chat(forged, max_tokens=5, ignore_eos=True) as response:  # below a path
         assert (await response.json())["usage"]["completion_tokens"] == 5
     assert (await row_of(served)).output_tokens == 5
 

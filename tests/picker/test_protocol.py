@@ -12,7 +12,7 @@ from controlplane.gateway.progress import Interrupt
 from controlplane.planning.execution.loop import ScalingLoop
 from tests.gateway.conftest import ServedGateway, until
 from tests.gateway.test_relays import fleet  # noqa: F401 (a fixture)
-from tests.picker.asking import BODY, BUFFERED, CHUNK_BYTES, FULL, ID, NONE, Asking, Picker, grpc, server
+from tests.picker.asking import BODY, BUFFERED, CHUNK_BYTES, FULL, ID, NONE, Asking, Picker, ext_proc, grpc, server
 
 USAGE = {"prompt_tokens": 7, "completion_tokens": 5}
 
@@ -187,6 +187,15 @@ async def test_a_mode_in_which_nothing_can_be_decided_is_refused(asking):
         await call.ask(authorization=f"Bearer {asking.served.secret}")
         answer = await call.answer()
         assert (answer.status, answer.error["code"]) == (500, "gateway_misconfigured")
+
+
+async def test_a_stream_never_ends_well_without_an_answer(asking):
+    """The gateway would go on without one, to the address that its client may have sent."""
+    call = asking.call()
+    await call.stream.write(ext_proc.ProcessingRequest(request_body=ext_proc.HttpBody(body=b"{}")))
+    await call.stream.done_writing()
+    with pytest.raises(grpc.aio.AioRpcError):
+        await call.answer()
 
 
 async def test_entries_of_requests_that_are_not_ours_change_nothing(asking):
