@@ -27,6 +27,8 @@ ERROR = "error"
 """Failure: the answer was an internal error, or malformed."""
 BUSY = "busy"
 """Failure: the instance reported that it takes no more for a while."""
+NOT_ALLOWED = "not_allowed"
+"""Failure of none: the gateway of the request may not send it to this instance."""
 INSTANCES_BUSY = "instances_busy"
 """Refusal code of a request that an instance refused as busy, when no other can take it."""
 
@@ -140,7 +142,7 @@ class Left(Record, frozen=True):
 
     number: int
     again: bool = False  # place it again, with its first queue key
-    failure: str = ""  # of its instance: SILENT, CUT, DEAD, ERROR, BUSY, or ""
+    failure: str = ""  # of its instance: SILENT, CUT, DEAD, ERROR, BUSY, NOT_ALLOWED, or ""
     reason: str = ""  # in words
     wait_s: float = 1.0  # until a busy instance takes requests again, as it reported
     evicted: bool = False  # as `Evict` asked

@@ -53,7 +53,10 @@ class Application:
         request = HttpRequest.of(scope, receive)
         if self.origins and (origin := request.headers.get(b"origin")):
             request.direct, send = None, self._for_origin(origin, send)
-        responder = Responder(send, request.request_id, request.direct)
+        await self.answer(request, Responder(send, request.request_id, request.direct))
+
+    async def answer(self, request: HttpRequest, responder: Responder) -> None:
+        """Answer *request* by *responder*, errors too."""
         self.active += 1
         try:
             await self._route(request, responder)
