@@ -14,9 +14,13 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
+import zmq
+
 MODELS, INSTANCES = 4, 250
 OPEN = 2_000
 """Requests in flight."""
+FRAME = 100
+"""Requests that a relay sends at once in the beginning."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,19 +90,17 @@ def serve(address: str, parent: Connection) -> None:
     import django
 
     django.setup()
-    from controlplane.dispatch.port import Finished
     from controlplane.dispatch.relays import Relays
+
+    directly(2 * OPEN)  # loads what is compiled
 
     async def main() -> None:
         relays: Relays = Relays(
-            time.monotonic, number=1, local=lambda record: None, take=lambda record: dispatcher.take(record),
+            time.monotonic, number=1, local=lambda record: None, take=lambda record: dispatcher.take(record),  # noqa: PLW0108 (it is made below)
             left=lambda relay: None, owns=lambda: {"shard 1": 1},
         )  # fmt: skip
         dispatcher = fleet(relays.deliver)
         dispatcher.placement.epochs = {"shard 1": 1}
-        for number in range(100):
-            dispatcher.take(asked(number))
-            dispatcher.take(Finished(number, 40))
         relays.listen(address)
         parent.send("ready")
         loop = asyncio.get_running_loop()
@@ -122,59 +124,65 @@ def asked(number: int) -> Any:
     )  # fmt: skip
 
 
+class Relay:
+    """A relay that costs less than the dispatcher, so that this has always something to do: frames of `FRAME` requests."""
+
+    def __init__(self, number: int, address: str, requests: int) -> None:
+        from controlplane.dispatch import link
+        from controlplane.dispatch.port import Hello
+
+        self.link, self.number, self.requests = link, number, requests
+        self.begun = self.ended = self.frames = 0
+        self.welcomed = asyncio.Event()
+        self.done = asyncio.Event()
+        self.socket = link.Socket(asyncio.get_running_loop(), zmq.DEALER, self.receive)
+        self.socket.connect(address)
+        self.send([Hello(number, 1, "machine", 0.0)])
+
+    def send(self, records: list[Any]) -> None:
+        self.socket.send(self.link.encoded(1, self.frames, records))
+        self.frames += 1
+
+    def start(self, count: int) -> None:
+        count = min(count, self.requests - self.begun)
+        if count:
+            self.send([asked((self.number << 36) + self.begun + each) for each in range(count)])
+            self.begun += count
+
+    def receive(self, parts: list[bytes]) -> None:
+        from controlplane.dispatch.port import Advanced, Finished, Placed, Refused, Welcome
+
+        placed = list[int]()
+        for record in self.link.of_dispatcher.decode(parts[-1]).records:
+            match record:
+                case Placed():
+                    placed.append(record.number)
+                case Welcome():
+                    self.welcomed.set()
+                case Refused():
+                    raise RuntimeError(record.message)
+        if placed:
+            self.send([Advanced(tuple((number, 1) for number in placed)), *(Finished(number, 40) for number in placed)])
+            self.start(len(placed))
+            self.ended += len(placed)
+            if self.ended == self.requests:
+                self.done.set()
+
+
 async def ask(address: str, requests: int, dispatcher: Connection) -> float:
-    """Keep `OPEN` requests open until *requests* have ended; return the seconds that took."""
-    from controlplane.dispatch.port import Advanced, Finished, Placed, Refused
-    from controlplane.gateway.dispatchers import Dispatchers
-
-    class Roles:
-        shards, roles, owned, held, owner = ["shard 1"], {}, {}, False, "relay"
-
-    class Relay:
-        def __init__(self, number: int) -> None:
-            self.first = self.next = number << 36
-            self.ended = 0
-            self.links = Dispatchers(
-                Roles(), None, serving=dict, number=number, receive=self.take, opened=list, clock=time.monotonic
-            )  # type: ignore[arg-type]
-
-        def start(self) -> None:
-            self.links.send(asked(self.next))
-            self.next += 1
-
-        def take(self, record: Any) -> None:
-            if isinstance(record, Refused):
-                raise RuntimeError(record.message)
-            if isinstance(record, Placed):
-                self.links.send(Advanced(((record.number, 1),)))
-                self.links.send(Finished(record.number, 40))
-                self.ended += 1
-                if self.next - self.first < requests // 2:
-                    self.start()
-
-    from controlplane.dispatch.lease import State
-
-    Roles.roles = {"shard 1": State("other", 1, address)}
-    relays = [Relay(2), Relay(3)]
-    pulses = [asyncio.create_task(relay.links.run()) for relay in relays]
-    while not all(relay.links.connected for relay in relays):
-        await asyncio.sleep(0.01)
-        for pulse in pulses:
-            if pulse.done():
-                pulse.result()
+    """Have two relays keep `OPEN` requests open until *requests* have ended; return the seconds that took."""
+    relays = [Relay(number, address, requests // 2) for number in (2, 3)]
+    await asyncio.gather(*(relay.welcomed.wait() for relay in relays))
     dispatcher.send("begin")
     await asyncio.sleep(0.1)
     began_s = time.monotonic()
     for relay in relays:
-        for _ in range(OPEN // 2):
-            relay.start()
-    while sum(relay.ended for relay in relays) < requests:
-        await asyncio.sleep(0.005)
+        for _ in range(OPEN // 2 // FRAME):
+            relay.start(FRAME)
+    await asyncio.gather(*(relay.done.wait() for relay in relays))
     wall_s = time.monotonic() - began_s
     await asyncio.sleep(0.2)
     dispatcher.send("end")
-    for pulse in pulses:
-        pulse.cancel()
     return wall_s
 
 

@@ -68,8 +68,8 @@ class Answered(ConnectionError):
 
 
 class Heartbeats:
-    """The heartbeat loop. *owns*: whether this process reads instances; *session* provides the connections; *refresh* requests
-    an early read of the inventory."""
+    """The heartbeat loop. *owns*: whether this process reads instances; *session* provides the connections; *refresh*
+    requests an early read of the inventory."""
 
     def __init__(
         self,
