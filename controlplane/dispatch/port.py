@@ -163,6 +163,38 @@ class Open(Record, frozen=True):
         return self.asked.number
 
 
+class Ended(Record, frozen=True):
+    """What figures count of a request that ended, wherever it did; it follows `Finished` or `Left`.
+
+    Times are milliseconds since its arrival; None: it got no further.
+    """
+
+    model: str  # that served it, as below
+    region: str
+    instance: str
+    slo_class: str
+    asked_class: str  # that it was degraded from; "" for none
+    outcome: str  # done, failed, cancelled or rejected
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int | None  # as its instance reported
+    expected_cached_tokens: int | None  # as its router expected
+    expected_by: str  # KV_EVENTS or ESTIMATE
+    queue_ms: float | None
+    ttft_ms: float | None
+    itl_ms: float | None  # between tokens
+    e2e_ms: float
+    held_ms: float  # until the queue manager released it
+    slo_met: bool | None  # None: nothing was promised, or its tenant ended it
+    objective: float  # share of the requests of its class for which that is promised
+    ttft_target_ms: int | None
+    at_door: str  # what was decided as its promise was unreachable: late, degraded or refused; "" where it was not
+    asked_model: str  # as in `Asked`
+    model_rule: str
+    adapter: str
+    submitted: bool  # else it was refused before anything was asked: this is its arrival, too
+
+
 class PrefixWarmed(Record, frozen=True):
     """The end of what `WarmPrefix` asked for."""
 
@@ -442,7 +474,7 @@ class Bye(Record, frozen=True):
     session: int
 
 
-FromGateway = Asked | Open | Advanced | Prefix | Finished | Left | Backlog | PrefixWarmed | RunReport
+FromGateway = Asked | Open | Advanced | Prefix | Finished | Left | Ended | Backlog | PrefixWarmed | RunReport
 OfRequest = Held | Queued | Rerouted | FellBack | Waiting | Admission | Placed | PrefixWanted | Refused | Evict | Lost
 FromDispatcher = OfRequest | ServedModels | Warm | WarmPrefix
 RELAY_BITS = 36

@@ -21,6 +21,7 @@ from controlplane.dispatch.live_fleet import inventory
 from controlplane.dispatch.live_fleet.heartbeats import Heartbeats
 from controlplane.dispatch.live_fleet.kv_caches import KvCaches
 from controlplane.dispatch.live_fleet.topology import Topology
+from controlplane.dispatch.monitoring.measures import Measures
 from controlplane.dispatch.observation import Observation
 from controlplane.dispatch.queues.commands import LOOK_S, Commands
 from controlplane.dispatch.queues.operations import QueueOperations
@@ -76,6 +77,7 @@ class Dispatching:
     ) -> None:
         self.lease, self.clock = lease, clock
         self.topology = topology = Topology()
+        self.measures = Measures(clock)
         self.relays = Relays(
             clock, number=number, local=local, take=self.take, left=self._relay_left, owns=lambda: lease.owns
         )
@@ -148,6 +150,7 @@ class Dispatching:
 
     def take(self, record: port.FromGateway) -> None:
         """Act on a record of any relay."""
+        self.measures.take(record)
         self.dispatcher.take(record)
 
     def _relay_left(self, relay: int) -> None:

@@ -23,6 +23,7 @@ from controlplane.database import probe_write
 from controlplane.dispatch.lease import BATCHES, FIRST, RENEW_S, Lease
 from controlplane.dispatch.link import advertised
 from controlplane.dispatch.live_fleet.topology import Topology
+from controlplane.dispatch.monitoring.summary import Publisher, Summary
 from controlplane.dispatch.port import RELAY_BITS, FromDispatcher, FromGateway, Placed, ServedModels, Warm, WarmPrefix
 from controlplane.dispatch.process import Dispatching, Scaling, all_of
 from controlplane.dispatch.queues.held import HeldView
@@ -35,7 +36,6 @@ from controlplane.gateway.dispatchers import Dispatchers
 from controlplane.gateway.ledger.accounting import Records
 from controlplane.gateway.ledger.writer import Ledger
 from controlplane.gateway.monitoring import tracing
-from controlplane.gateway.monitoring.summary import Publisher, Summary
 from controlplane.gateway.serving.application import Application
 from controlplane.gateway.serving.catalog import Catalog
 from controlplane.gateway.serving.completions import Completions
@@ -146,7 +146,7 @@ class Gateway:
         )
         self.upstream.owns = self.dispatchers.may_send
         self.lengths = LengthService(LengthPrior(), jobs)
-        self.records = Records(self.ledger, self.lengths, loop_clock)
+        self.records = Records(self.ledger, self.lengths, loop_clock, self.requests.send)
         self.records.tracing = tracing.start()
         if self.dispatching is None:
             self.values_job = jobs.add("read-settings", settings.FLEET_REFRESH_S, "database")
@@ -197,7 +197,7 @@ class Gateway:
             "prewarmed": dispatcher.prewarming.figures,
         }
         return Publisher(
-            Summary(dispatcher, self.records, self.lease.owner, sections),
+            Summary(dispatcher, dispatching.measures, self.lease.owner, sections),
             job=self.jobs.add("publish-summary", settings.SUMMARY_S, "redis"),
             owns=self.owns,
             refresh=dispatching.refresh_now,
