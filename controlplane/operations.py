@@ -216,7 +216,8 @@ class GatewayCollector:
     @staticmethod
     def _service_levels(dispatching: Dispatching) -> Iterator[Metric]:
         """Yield attainment, what burn rates over any time are computed from, and the latency of the last minute."""
-        measures, models = dispatching.measures, dispatching.topology.models
+        measures = dispatching.measures
+        models = sorted({model for model, *_ in measures.totals.copy()})
         of_class = [
             ((model, one.slo_class), one) for model in models for one in measures.service_levels.of(f"model {model}")
         ]

@@ -1,10 +1,11 @@
 """Records between the HTTP side and the decision side, all serializable.
 
-The gateway sends `Asked`, `Open`, `Advanced`, `Prefix`, `Finished`, `Left`, `Backlog` and `RunReport`; the dispatcher
-answers with `Held`, `Queued`, `Rerouted`, `Waiting`, `Admission`, `Placed`, `PrefixWanted`, `Refused`, `Evict` and `Lost`,
-says with `FellBack` that the fallback of its model serves it, asks for adapters with `Warm` and for system prompts with
-`WarmPrefix`, which `PrefixWarmed` answers, and lists the available models in `ServedModels`. A request is identified by its
-*number*, unique over all relays. Moments in `_s` are seconds of the machine's monotonic clock, those in `_at` epoch seconds.
+The gateway sends `Asked`, `Open`, `Advanced`, `Prefix`, `Finished`, `Left`, `Backlog` and `RunReport`, and for figures
+`Arrived` and `Ended`; the dispatcher answers with `Held`, `Queued`, `Rerouted`, `Waiting`, `Admission`, `Placed`,
+`PrefixWanted`, `Refused`, `Evict` and `Lost`, says with `FellBack` that the fallback of its model serves it, asks for
+adapters with `Warm` and for system prompts with `WarmPrefix`, which `PrefixWarmed` answers, and lists the available
+models in `ServedModels`. A request is identified by its *number*, unique over all relays. Moments in `_s` are seconds
+of the machine's monotonic clock, those in `_at` epoch seconds.
 """
 
 import math
@@ -163,6 +164,12 @@ class Open(Record, frozen=True):
         return self.asked.number
 
 
+class Arrived(Record, frozen=True):
+    """What figures count of a request that came, whether it is asked or refused before."""
+
+    model: str
+
+
 class Ended(Record, frozen=True):
     """What figures count of a request that ended, wherever it did; it follows `Finished` or `Left`.
 
@@ -192,7 +199,6 @@ class Ended(Record, frozen=True):
     asked_model: str  # as in `Asked`
     model_rule: str
     adapter: str
-    submitted: bool  # else it was refused before anything was asked: this is its arrival, too
 
 
 class PrefixWarmed(Record, frozen=True):
@@ -475,7 +481,7 @@ class Bye(Record, frozen=True):
     session: int
 
 
-FromGateway = Asked | Open | Advanced | Prefix | Finished | Left | Ended | Backlog | PrefixWarmed | RunReport
+FromGateway = Asked | Open | Advanced | Prefix | Finished | Left | Arrived | Ended | Backlog | PrefixWarmed | RunReport
 OfRequest = Held | Queued | Rerouted | FellBack | Waiting | Admission | Placed | PrefixWanted | Refused | Evict | Lost
 FromDispatcher = OfRequest | ServedModels | Warm | WarmPrefix
 FIRST = "shard 1"

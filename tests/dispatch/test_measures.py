@@ -10,9 +10,8 @@ from controlplane.dispatch.monitoring import measures
 from controlplane.dispatch.monitoring.measures import Measures, promised_in, scopes_of
 from controlplane.dispatch.monitoring.windows import Count, Latency
 from controlplane.gateway.models import Outcome
-from tests.dispatch.test_port import RECORDS
 
-ASKED = next(record for record in RECORDS if isinstance(record, port.Asked))
+ARRIVALS = st.builds(port.Arrived, st.sampled_from(["m", "n"]))
 TIMES_MS = st.none() | st.floats(0, 1e6)
 TOKENS = st.integers(0, 2**31)
 ENDS = st.builds(
@@ -40,7 +39,6 @@ ENDS = st.builds(
     asked_model=st.sampled_from(["", "chat"]),
     model_rule=st.sampled_from(["", "weights"]),
     adapter=st.sampled_from(["", "sql"]),
-    submitted=st.booleans(),
 )
 
 
@@ -71,26 +69,11 @@ def figures(records) -> object:
     )
 
 
-@given(st.lists(ENDS | st.just(ASKED), max_size=30))
+@given(st.lists(ENDS | ARRIVALS, max_size=30))
 def test_figures_are_the_same_of_a_relay_in_another_process(records):
     decoder = msgspec.msgpack.Decoder(list[ToDispatcher])
     passed = decoder.decode(msgspec.msgpack.encode(records))
     assert msgspec.json.encode(figures(passed)) == msgspec.json.encode(figures(records))  # 5 is not 5.0 there
-
-
-@given(st.lists(ENDS, max_size=30))
-def test_what_was_refused_before_it_was_asked_arrives_as_it_ends(ends):
-    counted = Measures(lambda: 1000.0)
-    for each in ends:
-        if each.submitted:
-            counted.take(msgspec.structs.replace(ASKED, model=each.model))
-        counted.take(each)
-    counted.windows.advance(1002.0)
-    for model in {each.model for each in ends}:
-        group = counted.windows.group(f"model {model}")
-        of_model = sum(each.model == model for each in ends)
-        assert [counted.windows.total(group, what, 60) for what in (Count.REQUESTS, Count.FINISHED)] == [of_model] * 2
-    assert counted.totals.total() == len(ends)
 
 
 def test_outcomes_are_those_of_the_ledger():

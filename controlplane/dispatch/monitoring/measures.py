@@ -13,7 +13,7 @@ ERRORS = ("failed", "rejected")
 
 
 class Measures:
-    """Counts `Asked` and `Ended`; every other record is none of its."""
+    """Counts `Arrived` and `Ended`; every other record is none of its."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
@@ -35,7 +35,7 @@ class Measures:
 
     def take(self, record: port.FromGateway) -> None:
         match record:
-            case port.Asked():
+            case port.Arrived():
                 self._arrived(record.model)
             case port.Ended():
                 self._ended(record)
@@ -57,8 +57,6 @@ class Measures:
 
     def _ended(self, ended: port.Ended) -> None:
         model, region, slo_class, met = ended.model, ended.region, ended.slo_class, ended.slo_met
-        if not ended.submitted:
-            self._arrived(model)
         self.totals[model, region, slo_class, ended.outcome] += 1
         if ended.at_door:
             self.at_door[model, region, ended.asked_class or slo_class, ended.at_door] += 1

@@ -20,7 +20,7 @@ class Rows(Protocol):
 
 
 class Records:
-    """*send* takes what the dispatcher counts of requests that ended."""
+    """*send* takes what the dispatcher counts of requests."""
 
     def __init__(self, ledger: Rows, lengths: LengthService, clock: Callable[[], float], send: port.Send) -> None:
         self.ledger = ledger
@@ -52,7 +52,8 @@ class Records:
             self.tracing.end(progress)
 
     def arrived(self, progress: Progress) -> None:
-        """Begin the trace of *progress*."""
+        """Count an arrival, and begin its trace."""
+        self.send(port.Arrived(progress.asked.model))
         if self.tracing is not None:
             progress.span, progress.trace_context = self.tracing.begin(
                 progress.trace_context, progress.asked.arrived_at
@@ -86,7 +87,6 @@ def ended(progress: Progress) -> port.Ended:
         asked_model=asked.asked_model,
         model_rule=asked.model_rule,
         adapter=asked.adapter,
-        submitted=progress.placement is not None,
     )
 
 
