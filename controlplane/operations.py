@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.process_collector import ProcessCollector
 
 from controlplane import __version__, background
+from controlplane.dispatch.monitoring.measures import Measures
 from controlplane.dispatch.monitoring.windows import Latency
 from controlplane.dispatch.process import Dispatching
 from controlplane.gateway.process import Gateway
@@ -165,6 +166,7 @@ class GatewayCollector:
         if dispatching is not None:
             yield from self._endpoints(dispatching)
             yield from self._service_levels(dispatching)
+            yield from self._relays(dispatching.measures)
         yield from self._lengths()
         yield from self._system()
         yield from self._process()
@@ -241,6 +243,25 @@ class GatewayCollector:
             for quantile, value in zip(QUANTILES, measures.windows.percentiles(group, what, PERCENTS), strict=True)
         ]
         yield gauge("latency_seconds", "Of requests in the last minute.", ("model", "of", "quantile"), latencies)
+
+    @staticmethod
+    def _relays(measures: Measures) -> Iterator[Metric]:
+        """Yield what every relay tells of itself."""
+        relays = [((one.name,), one) for one, _ in measures.relays]
+        for kind, name, about, field in (
+            (gauge, "active_requests", "Requests that each relay answers.", "active"),
+            (gauge, "streams", "Those of them that get tokens.", "streaming"),
+            (gauge, "draining", "1 if a relay takes no more requests.", "draining"),
+            (gauge, "event_loop_busy_ratio", "Share of its time that a relay's event loop computes.", "busy_ratio"),
+            (gauge, "start_time_seconds", "When each relay was started.", "started_at"),
+            (gauge, "ledger_held_rows", "Ledger rows that a relay has not yet written.", "ledger_held"),
+            (counter, "ledger_written_rows", "Ledger rows that a relay wrote.", "ledger_written"),
+            (counter, "ledger_lost_rows", "Ledger rows that a relay gave up.", "ledger_given_up"),
+            (counter, "ledger_refused_rows", "Ledger rows of a relay that the database refused.", "ledger_refused"),
+        ):
+            yield kind(f"relay_{name}", about, ("relay",), [(key, getattr(one, field)) for key, one in relays])
+        errors = [((*key, status, code), count) for key, one in relays for status, code, count in one.errors]
+        yield counter("relay_errors", "Error answers of each relay.", ("relay", "status", "code"), errors)
 
     def _lengths(self) -> Iterator[Metric]:
         service = self.gateway.lengths

@@ -1,11 +1,11 @@
 """Records between the HTTP side and the decision side, all serializable.
 
 The gateway sends `Asked`, `Open`, `Advanced`, `Prefix`, `Finished`, `Left`, `Backlog` and `RunReport`, and for figures
-`Arrived` and `Ended`; the dispatcher answers with `Held`, `Queued`, `Rerouted`, `Waiting`, `Admission`, `Placed`,
-`PrefixWanted`, `Refused`, `Evict` and `Lost`, says with `FellBack` that the fallback of its model serves it, asks for
-adapters with `Warm` and for system prompts with `WarmPrefix`, which `PrefixWarmed` answers, and lists the available
-models in `ServedModels`. A request is identified by its *number*, unique over all relays. Moments in `_s` are seconds
-of the machine's monotonic clock, those in `_at` epoch seconds.
+`Arrived`, `Ended` and `RelayFigures`; the dispatcher answers with `Held`, `Queued`, `Rerouted`, `Waiting`, `Admission`,
+`Placed`, `PrefixWanted`, `Refused`, `Evict` and `Lost`, says with `FellBack` that the fallback of its model serves it,
+asks for adapters with `Warm` and for system prompts with `WarmPrefix`, which `PrefixWarmed` answers, and lists the
+available models in `ServedModels`. A request is identified by its *number*, unique over all relays. Moments in `_s` are
+seconds of the machine's monotonic clock, those in `_at` epoch seconds.
 """
 
 import math
@@ -199,6 +199,25 @@ class Ended(Record, frozen=True):
     asked_model: str  # as in `Asked`
     model_rule: str
     adapter: str
+
+
+class RelayFigures(Record, frozen=True):
+    """What a relay tells of itself, again and again."""
+
+    relay: int  # number
+    name: str
+    host: str
+    process_id: int
+    started_at: float
+    draining: bool  # it takes no more requests
+    active: int  # requests between arrival and answer
+    streaming: int  # of these, those that get tokens
+    busy_ratio: float  # share of its time that its event loop computes
+    ledger_held: int  # rows not yet written
+    ledger_written: int  # since its start, as the next two
+    ledger_given_up: int
+    ledger_refused: int  # by the database
+    errors: tuple[tuple[int, str, int], ...] = ()  # (status, code, error answers since its start)
 
 
 class PrefixWarmed(Record, frozen=True):
@@ -481,7 +500,8 @@ class Bye(Record, frozen=True):
     session: int
 
 
-FromGateway = Asked | Open | Advanced | Prefix | Finished | Left | Arrived | Ended | Backlog | PrefixWarmed | RunReport
+ForFigures = Arrived | Ended | RelayFigures
+FromGateway = Asked | Open | Advanced | Prefix | Finished | Left | Backlog | PrefixWarmed | RunReport | ForFigures
 OfRequest = Held | Queued | Rerouted | FellBack | Waiting | Admission | Placed | PrefixWanted | Refused | Evict | Lost
 FromDispatcher = OfRequest | ServedModels | Warm | WarmPrefix
 FIRST = "shard 1"

@@ -45,6 +45,7 @@ from controlplane.gateway.dispatchers import Dispatchers
 from controlplane.gateway.ledger.accounting import Records
 from controlplane.gateway.ledger.writer import Ledger
 from controlplane.gateway.monitoring import tracing
+from controlplane.gateway.monitoring.figures import REPORT_S, relay_figures
 from controlplane.gateway.serving.application import Application
 from controlplane.gateway.serving.catalog import Catalog
 from controlplane.gateway.serving.completions import Completions
@@ -198,7 +199,7 @@ class Gateway:
 
     def _publisher(self, dispatching: Dispatching) -> Publisher:
         dispatcher = dispatching.dispatcher
-        sections: dict[str, Callable[[], dict[str, Any]]] = {
+        sections: dict[str, Callable[[], Any]] = {
             "lengths": self.lengths.snapshot,
             "system": self.monitor.report,
             "queues": QueuesView(dispatcher),
@@ -206,6 +207,7 @@ class Gateway:
             "work": dispatcher.holding.waiting_work,
             "outcomes": dispatching.topology.outcomes,
             "prewarmed": dispatcher.prewarming.figures,
+            "relays": dispatching.measures.relay_rows,
         }
         return Publisher(
             Summary(dispatcher, dispatching.measures, self.lease.owner, sections),
@@ -289,6 +291,8 @@ class Gateway:
         else:
             await self._read_values()
             work.append(self._every(self.values_job, self._read_values))
+        if self.part != "dispatcher":
+            work.append(self._every(self.jobs.add("report-figures", REPORT_S), self._report))
         for each in work:
             self._tasks.append(background.spawn(each, str(getattr(each, "__qualname__", each))))
         # Everything loaded by this point stays: without this, each full collection walks half a million objects (100 ms).
@@ -343,6 +347,10 @@ class Gateway:
             self.requests.stand_by()
         if self.dispatching is not None:
             self.dispatching.pump()
+
+    async def _report(self) -> None:
+        name, started_at = self.lease.owner, self.monitor.started_at
+        self._send(relay_figures(name, self.number, started_at, self.http, self.ledger))
 
     async def _read_values(self) -> None:
         self.lengths.tune(await database_sync_to_async(tuning.read)())

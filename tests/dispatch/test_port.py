@@ -23,6 +23,10 @@ RECORDS = [
     port.PrefixWarmed("i", 3.5, -(2**63), "It did not answer."),
     port.Finished(7, 40),
     port.Arrived("m"),
+    port.RelayFigures(
+        3, "web:7", "web", 7, 1.5e9, draining=True, active=4, streaming=3, busy_ratio=0.25, ledger_held=1, ledger_written=40,
+        ledger_given_up=2, ledger_refused=5, errors=((429, "queue_full", 7),),
+    ),
     port.Ended(
         "m", "east", "m-0", "batch", "interactive", "done", 100, 40, 64, 60, port.ESTIMATE, 12.5, 80.25, None, 900.5, 0.0,
         True, 0.95, 500, "degraded", "chat", "weights", "sql",

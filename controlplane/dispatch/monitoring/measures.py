@@ -1,7 +1,12 @@
-"""Figures of requests, of all relays: windows of rates and latency, attainment by SLO class, totals since the start."""
+"""Figures of requests, of all relays: windows of rates and latency, attainment by SLO class, totals since the start.
 
+And what relays tell of themselves.
+"""
+
+import time
 from collections import Counter
 from collections.abc import Callable
+from typing import Any, Final
 
 from controlplane.dispatch import port
 from controlplane.dispatch.monitoring.windows import Count, Latency, ServiceLevels, Windows
@@ -10,10 +15,12 @@ FLEET = "fleet"
 DONE = "done"
 ERRORS = ("failed", "rejected")
 """Outcomes, as the ledger has them (`gateway.models.Outcome`)."""
+RELAY_SILENT_S: Final = 5.0
+"""Silence after which a relay is not shown: it reports every second."""
 
 
 class Measures:
-    """Counts `Arrived` and `Ended`; every other record is none of its."""
+    """Takes `Arrived`, `Ended` and `RelayFigures`; every other record is none of its."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
@@ -30,6 +37,7 @@ class Measures:
         self.judged: Counter[tuple[str, str, bool]] = Counter()  # verdicts by (model, class, met), since the start
         self.ttft_targets_ms: dict[str, int] = {}
         """By class that promises a first token and had requests, the latest target."""
+        self._relays: dict[int, tuple[port.RelayFigures, float]] = {}  # by number, and when they came
         self._groups: dict[tuple[str, str, str], tuple[int, ...]] = {}
         self._promised: dict[tuple[str, str], tuple[int, ...]] = {}  # by model and class
 
@@ -39,6 +47,39 @@ class Measures:
                 self._arrived(record.model)
             case port.Ended():
                 self._ended(record)
+            case port.RelayFigures():
+                self._relays[record.relay] = record, self.clock()
+
+    @property
+    def relays(self) -> list[tuple[port.RelayFigures, float]]:
+        """Return the last figures of each relay with seconds since, by its name; of none that is silent."""
+        now_s = self.clock()
+        self._relays = {
+            each: (figures, seen_s)
+            for each, (figures, seen_s) in self._relays.items()
+            if now_s - seen_s < RELAY_SILENT_S
+        }
+        ages = [(figures, now_s - seen_s) for figures, seen_s in self._relays.values()]
+        return sorted(ages, key=lambda each: (each[0].name, each[0].relay))
+
+    def relay_rows(self) -> list[dict[str, Any]]:
+        """Return `relays` as the summary has them."""
+        now = time.time()
+        return [
+            {
+                "name": one.name,
+                "host": one.host,
+                "pid": one.process_id,
+                "state": "draining" if one.draining else "serving",
+                "active": one.active,
+                "streaming": one.streaming,
+                "busy_ratio": round(one.busy_ratio, 4),
+                "ledger_held": one.ledger_held,
+                "started_at": round(one.started_at, 3),
+                "seen_at": round(now - age_s, 3),
+            }
+            for one, age_s in self.relays
+        ]
 
     def groups(self, model: str, region: str, instance: str) -> tuple[int, ...]:
         """Return the window groups of a request of *model* in *region*, with that of *instance*."""

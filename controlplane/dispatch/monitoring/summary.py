@@ -53,7 +53,7 @@ class Summary:
         dispatcher: Dispatcher,
         measures: Measures,
         owner: str,
-        sections: Mapping[str, Callable[[], dict[str, Any]]],
+        sections: Mapping[str, Callable[[], Any]],
     ) -> None:
         self.dispatcher, self.topology = dispatcher, dispatcher.topology
         self.windows, self.service_levels = measures.windows, measures.service_levels
