@@ -260,7 +260,7 @@ class GatewayCollector:
             (counter, "ledger_refused_rows", "Ledger rows of a relay that the database refused.", "ledger_refused"),
         ):
             yield kind(f"relay_{name}", about, ("relay",), [(key, getattr(one, field)) for key, one in relays])
-        errors = [((*key, status, code), count) for key, one in relays for status, code, count in one.errors]
+        errors = [((*key, str(status), code), count) for key, one in relays for status, code, count in one.errors]
         yield counter("relay_errors", "Error answers of each relay.", ("relay", "status", "code"), errors)
 
     def _lengths(self) -> Iterator[Metric]:
@@ -303,7 +303,7 @@ class GatewayCollector:
              gateway.http.completions.load.share),
             (gauge, "lease_held", "1 if this process owns the regions.", gateway.lease.held),
             (gauge, "heartbeat_round_seconds", "Time of the last round of heartbeats.",
-             gateway.dispatching and gateway.dispatching.heartbeats.lag_ms / 1000),
+             gateway.dispatching.heartbeats.lag_ms / 1000 if gateway.dispatching is not None else None),
             (gauge, "ledger_held_rows", "Ledger rows not yet written.", ledger.held),
             (counter, "ledger_written_rows", "Ledger rows written.", ledger.written),
             (counter, "ledger_lost_rows", "Ledger rows given up.", ledger.given_up),
