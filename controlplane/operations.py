@@ -246,7 +246,7 @@ class GatewayCollector:
 
     @staticmethod
     def _relays(measures: Measures) -> Iterator[Metric]:
-        """Yield what every relay tells of itself."""
+        """Yield what every relay reports of itself."""
         relays = [((one.name,), one) for one, _ in measures.relays]
         for kind, name, about, field in (
             (gauge, "active_requests", "Requests that each relay answers.", "active"),

@@ -202,7 +202,7 @@ class Ended(Record, frozen=True):
 
 
 class RelayFigures(Record, frozen=True):
-    """What a relay tells of itself, again and again."""
+    """What a relay reports of itself, again and again."""
 
     relay: int  # number
     name: str

@@ -1,6 +1,6 @@
 """Figures of requests, of all relays: windows of rates and latency, attainment by SLO class, totals since the start.
 
-And what relays tell of themselves.
+And what relays report of themselves.
 """
 
 import time

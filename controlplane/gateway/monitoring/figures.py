@@ -1,4 +1,4 @@
-"""What a relay tells of itself, for System and `/metrics` of the first dispatcher."""
+"""What a relay reports of itself, for System and `/metrics` of the first dispatcher."""
 
 import os
 import socket
