@@ -18,6 +18,8 @@ OWN = {
     "report-figures",
     "sweep-queues",
     "queue-commands",
+    "refresh-budgets",
+    "note-key-use",
     "refresh-keys",
     "read-inventory",
     "heartbeats",

@@ -20,8 +20,6 @@ RELAY_SILENT_S: Final = 5.0
 
 
 class Measures:
-    """Takes `Arrived`, `Ended` and `RelayFigures`; every other record is none of its."""
-
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.windows = Windows()
@@ -41,7 +39,7 @@ class Measures:
         self._groups: dict[tuple[str, str, str], tuple[int, ...]] = {}
         self._promised: dict[tuple[str, str], tuple[int, ...]] = {}  # by model and class
 
-    def take(self, record: port.FromGateway) -> None:
+    def take(self, record: port.ForFigures) -> None:
         match record:
             case port.Arrived():
                 self._arrived(record.model)
