@@ -23,6 +23,7 @@ from controlplane.database import probe_write
 from controlplane.dispatch.lease import BATCHES, RENEW_S, Lease
 from controlplane.dispatch.link import advertised
 from controlplane.dispatch.live_fleet.topology import Topology
+from controlplane.dispatch.monitoring.summary import Publisher, Summary
 from controlplane.dispatch.port import (
     FIRST,
     RELAY_BITS,
@@ -44,7 +45,7 @@ from controlplane.gateway.dispatchers import Dispatchers
 from controlplane.gateway.ledger.accounting import Records
 from controlplane.gateway.ledger.writer import Ledger
 from controlplane.gateway.monitoring import tracing
-from controlplane.gateway.monitoring.summary import Publisher, Summary
+from controlplane.gateway.monitoring.figures import REPORT_S, relay_figures
 from controlplane.gateway.selectors import tokens_since
 from controlplane.gateway.serving.application import Application
 from controlplane.gateway.serving.catalog import Catalog
@@ -158,7 +159,7 @@ class Gateway:
         )
         self.upstream.owns = self.dispatchers.may_send
         self.lengths = LengthService(LengthPrior(), jobs)
-        self.records = Records(self.ledger, self.lengths, loop_clock)
+        self.records = Records(self.ledger, self.lengths, loop_clock, self.requests.send)
         self.records.tracing = tracing.start()
         if self.dispatching is None:
             self.values_job = jobs.add("read-settings", settings.FLEET_REFRESH_S, "database")
@@ -199,7 +200,7 @@ class Gateway:
 
     def _publisher(self, dispatching: Dispatching) -> Publisher:
         dispatcher = dispatching.dispatcher
-        sections: dict[str, Callable[[], dict[str, Any]]] = {
+        sections: dict[str, Callable[[], Any]] = {
             "lengths": self.lengths.snapshot,
             "system": self.monitor.report,
             "queues": QueuesView(dispatcher),
@@ -207,9 +208,10 @@ class Gateway:
             "work": dispatcher.holding.waiting_work,
             "outcomes": dispatching.topology.outcomes,
             "prewarmed": dispatcher.prewarming.figures,
+            "relays": dispatching.measures.relay_rows,
         }
         return Publisher(
-            Summary(dispatcher, self.records, self.lease.owner, sections),
+            Summary(dispatcher, dispatching.measures, self.lease.owner, sections),
             job=self.jobs.add("publish-summary", settings.SUMMARY_S, "redis"),
             owns=self.owns,
             refresh=dispatching.refresh_now,
@@ -294,6 +296,8 @@ class Gateway:
         else:
             await self._read_values()
             work.append(self._every(self.values_job, self._read_values))
+        if self.part != "dispatcher":
+            work.append(self._every(self.jobs.add("report-figures", REPORT_S), self._report))
         for each in work:
             self._tasks.append(background.spawn(each, str(getattr(each, "__qualname__", each))))
         # Everything loaded by this point stays: without this, each full collection walks half a million objects (100 ms).
@@ -349,6 +353,10 @@ class Gateway:
             self.requests.stand_by()
         if self.dispatching is not None:
             self.dispatching.pump()
+
+    async def _report(self) -> None:
+        name, started_at = self.lease.owner, self.monitor.started_at
+        self._send(relay_figures(name, self.number, started_at, self.http, self.ledger))
 
     async def _read_values(self) -> None:
         self.lengths.tune(await database_sync_to_async(tuning.read)())
