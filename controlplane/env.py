@@ -27,6 +27,7 @@ from pydantic_settings import (
 from controlplane.tunable import (
     Port,
     PositiveBytes,
+    Seconds,
     Secrets,
     Texts,
     Tunable,
@@ -89,6 +90,15 @@ class Environment(Tunable, BaseSettings):
     tools find them; needs the extra `s3`); default is a folder in the state folder."""
     HOST: str = ""
     """Name of this machine among the hosts that run vLLM processes; default is its host name. Set it in containers."""
+    PART: Literal["whole", "relay", "dispatcher"] = "whole"
+    """What this process does of the web process: `relay` has tenants' connections, pages and ledger, `dispatcher` the fleet,
+    its queues and all decisions; `whole` does both."""
+    DISPATCHER_BIND: str = ""
+    """ZeroMQ address at which a dispatcher listens for relays, and at which they reach it: `tcp://10.0.0.7:8201`,
+    `ipc:///path`. Needed by `dispatcher`; `whole` listens where it is set."""
+    DRAIN_S: Seconds = 300.0
+    """Longest time for which a web process that is told to stop (SIGTERM) goes on with its open requests; 0 ends them in the
+    server's own grace, as SIGINT does."""
     EMULATOR_PORT: Port = 8100
     """Port of the emulated fleet that `manage.py up` starts."""
 
