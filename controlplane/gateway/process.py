@@ -215,6 +215,7 @@ class Gateway:
             origins=frozenset(settings.CORS_ORIGINS),
         )
         self.ready = False
+        self.stopping = False
         self._refresh = asyncio.Event()
         self.ignored_settings: Mapping[tuple[str, str], str] = {}
         self._sweeps = False
@@ -237,10 +238,6 @@ class Gateway:
     def active(self) -> int:
         """Return the number of requests between arrival and answer."""
         return self.http.active
-
-    @property
-    def stopping(self) -> bool:
-        return self.http.stopping
 
     # Lifecycle
 
@@ -298,8 +295,14 @@ class Gateway:
         gc.unfreeze()
 
     def step_down(self) -> None:
-        """Give up the regions before anything else of a planned stop: another process serves while streams end here."""
-        if not self.http.stopping:
+        """Give up the regions before anything else of a planned stop: another process serves while streams end here.
+
+        A relay has none: it answers what still reaches it, and what waits goes on waiting in its dispatcher's queue.
+        """
+        if not self.stopping:
+            self.stopping = True
+            if settings.PART == "relay":
+                return
             self.http.stopping = True
             self._giving_up = background.spawn(self.lease.give_up(), "give up ownership")
             self.requests.stand_by()
