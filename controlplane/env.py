@@ -91,11 +91,10 @@ class Environment(Tunable, BaseSettings):
     HOST: str = ""
     """Name of this machine among the hosts that run vLLM processes; default is its host name. Set it in containers."""
     PART: Literal["whole", "relay", "dispatcher"] = "whole"
-    """What this process does of the web process: `relay` has tenants' connections, pages and ledger, `dispatcher` the fleet,
-    its queues and all decisions; `whole` does both."""
+    """Part of the gateway that this web process is: `relay` answers requests and `dispatcher` decides about them, `whole` is
+    both."""
     DISPATCHER_BIND: str = ""
-    """ZeroMQ address at which a dispatcher listens for relays, and at which they reach it: `tcp://10.0.0.7:8201`,
-    `ipc:///path`. Needed by `dispatcher`; `whole` listens where it is set."""
+    """Address on which a dispatcher listens for relays, `tcp://host:port` or `ipc://path`; default is none."""
     DRAIN_S: Seconds = 300.0
     """Longest time for which a web process that is told to stop (SIGTERM) goes on with its open requests; 0 ends them in the
     server's own grace, as SIGINT does."""

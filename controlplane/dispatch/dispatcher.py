@@ -89,6 +89,10 @@ class Dispatcher(Core):
                 self.advance(record.tokens)
             case port.Asked():
                 self.admit(record)
+            case port.Open():
+                self.reopen(record)
+            case port.RunReport():
+                self.runs.report(record)
             case port.Finished():
                 if (request := self.requests.get(record.number)) is not None:
                     self.finish(request, record.output_tokens)

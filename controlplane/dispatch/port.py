@@ -1,16 +1,15 @@
 """Records between the HTTP side and the decision side, all serializable.
 
-The gateway sends `Asked`, `Advanced`, `Prefix`, `Finished`, `Left` and `Backlog`; the dispatcher answers with `Held`,
-`Queued`, `Rerouted`, `Waiting`, `Admission`, `Placed`, `PrefixWanted`, `Refused`, `Evict` and `Lost`, says with `FellBack`
-that the fallback of its model serves it, asks for adapters with `Warm` and for system prompts with `WarmPrefix`, which
-`PrefixWarmed` answers, and lists the available models in `ServedModels`. A request is identified by its *number*, unique
-within the gateway that submits it. Moments in `_s` are seconds of the machine's monotonic
-clock, those in `_at` epoch seconds.
+The gateway sends `Asked`, `Open`, `Advanced`, `Prefix`, `Finished`, `Left`, `Backlog` and `RunReport`; the dispatcher
+answers with `Held`, `Queued`, `Rerouted`, `Waiting`, `Admission`, `Placed`, `PrefixWanted`, `Refused`, `Evict` and `Lost`,
+says with `FellBack` that the fallback of its model serves it, asks for adapters with `Warm` and for system prompts with
+`WarmPrefix`, which `PrefixWarmed` answers, and lists the available models in `ServedModels`. A request is identified by its
+*number*, unique over all relays. Moments in `_s` are seconds of the machine's monotonic clock, those in `_at` epoch seconds.
 """
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -36,8 +35,8 @@ ESTIMATE = "estimate"
 """or by what it was given."""
 
 
-class Record(Struct, frozen=True, gc=False):
-    """A record; created in a fifth of the time of a frozen dataclass, written as JSON or msgpack by msgspec.
+class Part(Struct, frozen=True, gc=False):
+    """A part of records; created in a fifth of the time of a frozen dataclass.
 
     Without `gc` the collector does not walk it: no record is part of a reference cycle.
     """
@@ -46,6 +45,10 @@ class Record(Struct, frozen=True, gc=False):
         """Return the fields without the secret of an instance."""
         shown = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "api_key")
         return f"{type(self).__name__}({', '.join(shown)})"
+
+
+class Record(Part, frozen=True, gc=False, tag=True, array_like=True):
+    """A record, which passes between processes as a list in msgpack, its name first (`controlplane.dispatch.link`)."""
 
 
 # From the gateway
@@ -144,6 +147,22 @@ class Left(Record, frozen=True):
     """Output tokens that it keeps: with *again*, the next instance continues there."""
 
 
+class Open(Record, frozen=True):
+    """A request that another dispatcher had: it waits, or runs where it was *placed*. It is not refused for lack of room."""
+
+    asked: Asked
+    placed: "Placed | None" = None
+    output_tokens: int = 0  # so far, of all its sequences
+    kept_tokens: int = 0  # of those, by earlier instances
+    attempts: int = 0
+    evictions: int = 0
+    released: bool = False  # the queue manager held it, and released it
+
+    @property
+    def number(self) -> int:
+        return self.asked.number
+
+
 class PrefixWarmed(Record, frozen=True):
     """The end of what `WarmPrefix` asked for."""
 
@@ -223,7 +242,7 @@ class Admission(Record, frozen=True):
     wait_p99_s: float
 
 
-class RunRank(Record, frozen=True):
+class RunRank(Part, frozen=True):
     """The rank of its application run, in seconds of service."""
 
     rank_s: float
@@ -233,7 +252,7 @@ class RunRank(Record, frozen=True):
     first: bool  # moved first by an operator
 
 
-class Pulled(Record, frozen=True):
+class Pulled(Part, frozen=True):
     """The request group that an instance took the request from, without asking a router."""
 
     groups: int  # in the instance's virtual queue
@@ -242,7 +261,7 @@ class Pulled(Record, frozen=True):
     due_in_s: float  # its first request
 
 
-class Reasons(Record, frozen=True, omit_defaults=True):
+class Reasons(Part, frozen=True, omit_defaults=True):
     """Why an instance was chosen, in numbers. `controlplane.gateway.explanation` puts them into words for a reader."""
 
     policy: str
@@ -277,6 +296,7 @@ class Placed(Record, frozen=True):
     adapter: str = ""  # LoRA adapter to load there first, unless it is loaded; "" for none
     adapter_source: str = ""  # folder or repository
     unload: tuple[str, ...] = ()  # adapters to unload there
+    epoch: int = 0  # of the owner that places it: an older one's is refused
 
 
 class Warm(Record, frozen=True):
@@ -339,7 +359,7 @@ class Lost(Record, frozen=True):
     stopped: bool = False  # an operator has stopped its application run, and the request ends
 
 
-class Tokenizer(Record, frozen=True):
+class Tokenizer(Part, frozen=True):
     """Where prompts are tokenized, for an index of blocks of *block_size* tokens."""
 
     model: str
@@ -349,7 +369,7 @@ class Tokenizer(Record, frozen=True):
     prefill_s_per_token: float = 0.0  # time that a cached token saves; 0: not known
 
 
-class ServedModel(Record, frozen=True):
+class ServedModel(Part, frozen=True):
     name: str
     context_tokens: int
     created_at: int
@@ -363,7 +383,7 @@ class ServedModel(Record, frozen=True):
     tenant_id: int = 0  # of an adapter that is this tenant's alone; 0: of all
 
 
-class WeightedTargets(Record, frozen=True):
+class WeightedTargets(Part, frozen=True):
     """A public name whose requests are shared among models and adapters by weight."""
 
     name: str
@@ -378,8 +398,61 @@ class ServedModels(Record, frozen=True):
     targets: tuple[WeightedTargets, ...] = ()
 
 
-FromGateway = Asked | Advanced | Prefix | Finished | Left | Backlog | PrefixWarmed
+class RunReport(Record, frozen=True):
+    """A report of a tenant about a run: it was opened or closed, or a unit that is no LLM began or ended. Or of an operator
+    that stopped it."""
+
+    what: Literal["opened", "began", "ended", "closed", "stopped"]
+    tenant_id: int
+    application: str
+    run: str
+    execution: int = 0  # of the unit
+    unit: str = ""
+    duration_s: float | None = None  # of a unit that ended; None: it failed
+    due_s: float | None = None  # of a run that was opened, after now
+    ago_s: float = 0.0  # since when a unit has run that a process hears of later, as after a restart
+    backend: str = ""  # of the unit
+
+
+# Between the processes of both sides
+
+
+class Hello(Record, frozen=True):
+    """A relay begins a session with an owner: what it had open there is void, and follows as `Open`."""
+
+    relay: int  # number; its requests' numbers begin with it
+    session: int
+    machine: str  # of which `clock_s` is the clock
+    clock_s: float
+
+
+class Welcome(Record, frozen=True):
+    """The owner takes part in the session: records follow in both directions."""
+
+    session: int
+    machine: str
+    clock_s: float
+    owns: dict[str, int]
+    """Epoch of each role that it owns."""
+
+
+class Bye(Record, frozen=True):
+    """Something was lost, or the sender is no owner any longer: a new session is needed."""
+
+    session: int
+
+
+FromGateway = Asked | Open | Advanced | Prefix | Finished | Left | Backlog | PrefixWarmed | RunReport
 OfRequest = Held | Queued | Rerouted | FellBack | Waiting | Admission | Placed | PrefixWanted | Refused | Evict | Lost
 FromDispatcher = OfRequest | ServedModels | Warm | WarmPrefix
+RELAY_BITS = 36
+"""A request's number is its relay's, shifted by so many bits, plus its own there."""
+
+
+def relay_of(number: int) -> int:
+    """Return the number of the relay that carries request *number*."""
+    return number >> RELAY_BITS
+
+
 Send = Callable[[FromGateway], None]
 Deliver = Callable[[FromDispatcher], None]

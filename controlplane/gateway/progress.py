@@ -111,6 +111,7 @@ class Progress(Struct, eq=False, kw_only=True):
     prompt_tokens: int = 0  # of what an instance worked for: as predicted, until it reports them
     output_tokens: int = 0
     cached_tokens: int | None = None  # of its prompt, as its instance reports; None: it does not
+    kept_tokens: int = 0  # output of earlier instances, which the present one continues
     reported_tokens: int | None = None  # output tokens reported to the dispatcher; None: not even its start
 
     queued_s: float = 0.0  # when its length was predicted
@@ -289,7 +290,7 @@ class Progress(Struct, eq=False, kw_only=True):
 
     def start_over(self) -> None:
         """Leave its instance, with the output that can be continued."""
-        self.output_tokens = self.kept.rewind() if self.kept is not None else 0
+        self.output_tokens = self.kept_tokens = self.kept.rewind() if self.kept is not None else 0
         if self.kept is None or not self.kept.opened:
             self.first_token_s, self.first_token_heard = 0.0, False
         self.evicting = False

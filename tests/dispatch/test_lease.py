@@ -50,16 +50,16 @@ async def test_who_stands_by_takes_over_what_runs_out(clock, leases):
     await first._look()
     await second._look()
     await first._look()  # somebody stands by
-    assert (first.held, second.held, second.holder, second.epoch) == (True, False, first.owner, 1)
+    assert (first.held, second.held, second.first.name, second.first.epoch) == (True, False, first.owner, 1)
     clock.now_s += LEASE_S - 0.1
     await second._look()
     assert (first.held, second.held) == (True, False)
     clock.now_s += 0.2
     assert not first.held, "before anybody asks the database"
     await second._look()
-    assert (first.held, second.held, second.epoch) == (False, True, 2)
+    assert (first.held, second.held, second.first.epoch) == (False, True, 2)
     await first._look()
-    assert (first.held, first.epoch, first.holder) == (False, 2, second.owner)
+    assert (first.held, first.first.epoch, first.first.name) == (False, 2, second.owner)
 
 
 async def test_what_is_given_up_is_free_at_once_and_is_not_taken_back(leases):
@@ -122,7 +122,7 @@ async def test_never_two(leases, clock, seed):
         await one._look()
         owners = [each for each in leases if each.held]
         assert len(owners) <= 1
-        epochs += [each.epoch for each in owners]
+        epochs += [each.first.epoch for each in owners]
         clock.now_s += clock.random.choice((0.1, 0.5, 1.0, 2.0, 5.0, 10.0))  # where it is long, they were frozen
         if clock.random.random() < 0.05:
             await one.give_up()

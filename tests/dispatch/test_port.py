@@ -16,6 +16,7 @@ RECORDS = [
     ),
     port.Advanced(tokens=((7, 11), (8, 0)), headers=((7, 0.125),)),
     port.Prefix(7, (-(2**63), 2**63 - 1), 64),
+    port.RunReport("ended", 1, "review", "r-1", 3, "tests", duration_s=7.5),
     port.PrefixWanted(7),
     port.Warm("i", 3.5, "http://i", "secret", "sql", "acme/sql", ("poet",), True),
     port.WarmPrefix("i", 3.5, "http://i", "secret", -(2**63)),
@@ -45,6 +46,8 @@ RECORDS = [
         (port.WeightedTargets("chat", 1_500_000_000, {"m": 95.0}),),
     ),
 ]  # fmt: skip
+PLACED = next(record for record in RECORDS if isinstance(record, port.Placed))
+RECORDS += [port.Open(RECORDS[0], placed, 12, 3, 2, 1, released=True) for placed in (None, PLACED)]
 
 
 @pytest.mark.parametrize("form", [msgspec.json, msgspec.msgpack], ids=["json", "msgpack"])

@@ -53,8 +53,8 @@ async def nothing_is_left(served, caplog) -> None:
     gateway = served.gateway
     (row, *_) = await served.rows()
     await until(lambda: not gateway.limits.sequences(row.tenant_id))
-    assert gateway.topology.fleet.running.sum() == 0
-    assert not gateway.dispatcher.requests
+    assert gateway.dispatching.topology.fleet.running.sum() == 0
+    assert not gateway.dispatching.dispatcher.requests
     assert not gateway.requests._open
     assert [
         record for record in caplog.records if record.exc_info and record.name.startswith("controlplane.gateway")
@@ -439,7 +439,7 @@ async def test_a_first_token_may_take_as_long_as_its_prompt_takes_many_times_ove
     # As read from rows: the inventory that is read every second brings it again.
     for name, value in (("FIRST_TOKEN_S", 0.01), ("FIRST_TOKEN_FACTOR", 1.0)):
         await database_sync_to_async(put)(name, value, "test")
-    await until(lambda: served.gateway.topology.tuned.FIRST_TOKEN_FACTOR == 1.0)
+    await until(lambda: served.gateway.dispatching.topology.tuned.FIRST_TOKEN_FACTOR == 1.0)
     async with await served.chat(
         stream=True, messages=[{"role": "user", "content": "a long prompt " * 40}]
     ) as response:
@@ -456,7 +456,7 @@ async def test_a_first_token_may_take_as_long_as_its_prompt_takes_many_times_ove
 @pytest.mark.parametrize("said", [b": ping\n\n", b'event: response.created\ndata: {"type":"response.created"}\n\n'])
 async def test_events_without_a_token_do_not_prolong_the_wait_for_one(served, quick_pings, said):
     plays(served, stream(), *[said] * 60, piece_s=0.05)
-    topology = served.gateway.topology
+    topology = served.gateway.dispatching.topology
     topology.tuned = topology.tuned.model_copy(update={"FIRST_TOKEN_S": 0.3, "FIRST_TOKEN_FACTOR": 1.0})
     async with served.post("/v1/responses", {"model": "m", "input": "hi", "stream": True}) as response:
         assert "first_token_late" in await response.text()

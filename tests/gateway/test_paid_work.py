@@ -50,17 +50,17 @@ async def left_midway(served, ask):
 async def left_waiting(served, ask):
     """Its model still loads: it waits, and leaves."""
     await Instance.objects.aupdate(state="stopped")
-    served.gateway.refresh_now()
-    await until(lambda: not served.gateway.topology.replicas)
+    served.gateway.dispatching.refresh_now()
+    await until(lambda: not served.gateway.dispatching.topology.replicas)
     for backend in served.backends:
         backend.script.metrics = False
     await Instance.objects.aupdate(state="loading")
-    served.gateway.refresh_now()
-    await until(lambda: served.gateway.topology.replicas)
+    served.gateway.dispatching.refresh_now()
+    await until(lambda: served.gateway.dispatching.topology.replicas)
     task = asyncio.create_task(ask())
-    await until(lambda: len(served.gateway.dispatcher.queue) == 1)
+    await until(lambda: len(served.gateway.dispatching.dispatcher.queue) == 1)
     task.cancel()
-    await until(lambda: len(served.gateway.dispatcher.queue) == 0)
+    await until(lambda: len(served.gateway.dispatching.dispatcher.queue) == 0)
 
 
 async def failed_midway(served, ask):

@@ -28,7 +28,7 @@ ENDS: dict[Interrupt | None, ApiError] = {Interrupt.KEY_ENDED: KEY_ENDED, Interr
 
 @dataclass(eq=False)
 class Completions:
-    """*owns*: whether this process serves the regions. Bodies have at most *most_bytes* without media, and *most_body_bytes*
+    """*serves*: whether this process takes requests. Bodies have at most *most_bytes* without media, and *most_body_bytes*
     with them; their JSON is at most *max_depth* deep.
     """
 
@@ -37,7 +37,7 @@ class Completions:
     requests: OpenRequests
     upstream: Upstream
     records: Records
-    owns: Callable[[], bool]
+    serves: Callable[[], bool]
     max_depth: int
     most_bytes: int
     most_body_bytes: int
@@ -49,7 +49,7 @@ class Completions:
         responder.anthropic = kind in ANTHROPIC
         http.require("POST")
         await self.keys.check(http.authorization)
-        if not self.owns():
+        if not self.serves():
             raise STANDING_BY
         if (wait := self.pace.enter()) is not None:
             await wait
