@@ -433,9 +433,9 @@ class Loop(uvloop.Loop):
         shared: list[asyncio.Server] = []
         if options.get("sock") is not None:
             own, shared = shared, own
-        elif number := os.environ.get(SHARED):
+        if number := os.environ.get(SHARED):
             with socket.socket(fileno=os.dup(int(number))) as inherited:
-                shared = await listen([inherited], ACCEPTED_PER_ITERATION)
+                shared += await listen([inherited], ACCEPTED_PER_ITERATION)
         self.servers.append(Servers(own, shared, protocol_factory))
         return self.servers[-1]
 

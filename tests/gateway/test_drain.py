@@ -216,36 +216,36 @@ async def test_connections_in_the_accept_queue_of_an_own_socket_are_served(monke
         await drain
 
 
-@pytest.mark.parametrize("beside", [False, True], ids=["its only socket", "beside its own"])
-def test_a_shared_socket_is_left_to_others_at_once(monkeypatch, beside):
+@pytest.mark.parametrize("own", ["none", "bound", "inherited"])
+def test_a_shared_socket_is_left_to_others_at_once(monkeypatch, own):
     @drained
     async def run(monkeypatch):
-        monkeypatch.setattr(listening, "IDLE_S", 0.3)
         first, second = Application(), Application(b"second")
-        with socket.create_server(("127.0.0.1", 0), backlog=100) as sock:
+        with socket.create_server(("127.0.0.1", 0)) as sock, socket.create_server(("127.0.0.1", 0)) as private:
             address = sock.getsockname()
-            if beside:
+            if own != "none":
                 monkeypatch.setenv(SHARED, str(sock.fileno()))
-            async with serving(first, None if beside else sock.dup()) as own:
-                client = await Client.connect(address)
-                client.send()
-                assert b"first" in (await client.answer())[1]
-                client.writer.close()
+            inherited = {"none": sock, "bound": None, "inherited": private}[own]
+            async with serving(first, inherited and inherited.dup()) as private_address:
+                for each in {address, private_address}:
+                    client = await Client.connect(each)
+                    client.send()
+                    assert b"first" in (await client.answer())[1]
+                    client.writer.close()
                 await first.drain.run(0.0)
                 waiting = [await Client.connect(address) for _ in range(20)]
                 for client in waiting:
                     client.send()
                 await asyncio.sleep(0.1)
-                assert first.asked == 1
-                if beside:
-                    monkeypatch.delenv(SHARED)
-                    client = await Client.connect(own)
+                assert first.asked == len({address, private_address})
+                if own == "bound":
+                    client = await Client.connect(private_address)
                     client.send()
                     assert b"first" in (await client.answer())[1]
                     client.writer.close()
+                monkeypatch.delenv(SHARED, raising=False)
                 async with serving(second, sock.dup()):
                     for client in waiting:
-                        client.send()
                         assert b"second" in (await client.answer())[1]
                         client.writer.close()
 
