@@ -15,6 +15,8 @@ from tests.supervisor.test_up import Address
 
 pytestmark = [pytest.mark.services, pytest.mark.nightly]
 STREAMS, WHOLE, NEW = 8, 4, 2
+LONG = 3000  # tokens of a stream, which outlast the server's own grace
+PAUSE_S = 0.2  # in which a connection is idle
 ROWS = "from controlplane.gateway.models import LedgerRow; print(LedgerRow.objects.filter(outcome='done').count())"
 
 
@@ -32,7 +34,7 @@ def stack(address: Address) -> Iterator[RunningStack]:
 
 
 class Load:
-    """Clients that ask without pause, by streams and whole answers, on kept and on new connections."""
+    """Clients that ask all the time, by streams and whole answers, on kept and on new connections."""
 
     def __init__(self, url: str, key: str) -> None:
         self.url, self.headers = f"{url}/v1/chat/completions", {"Authorization": f"Bearer {key}"}
@@ -58,12 +60,13 @@ class Load:
     async def ask_on(self, http: aiohttp.ClientSession, tokens: int, *, stream: bool, close: bool = False) -> None:
         while not self.over:
             self.outcomes[await self.ask(http, tokens, stream=stream, close=close)] += 1
+            await asyncio.sleep(PAUSE_S)
 
     async def run_during(self, work: "asyncio.Future[object]") -> None:
         timeout = aiohttp.ClientTimeout(total=200)
         async with aiohttp.ClientSession(timeout=timeout) as http, asyncio.TaskGroup() as group:
             for tokens, stream, close, count in (
-                (400, True, False, STREAMS),
+                (LONG, True, False, STREAMS),
                 (20, False, False, WHOLE),
                 (20, False, True, NEW),
             ):
