@@ -110,7 +110,7 @@ class Core:
 
     def forget(self, requests: Sequence[Request]) -> None:
         """End *requests* without a word: their relay has gone, or another dispatcher has them."""
-        for request in requests:
+        for request in sorted(requests, key=lambda each: each.replica is not None):  # else some of them would be placed
             self.end(request)
 
     def _refusal(self, arrival: Arrival) -> port.Refused | None:

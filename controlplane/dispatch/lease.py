@@ -30,7 +30,9 @@ from django.db.models import BooleanField, ExpressionWrapper, F, Q
 from django.db.models.functions import Now
 
 from controlplane.background import spawn
-from controlplane.fleet.models import Owner
+from controlplane.dispatch.port import FIRST
+from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.fleet.models import Model, Owner
 from controlplane.jobs.record import Job
 
 logger = logging.getLogger(__name__)
@@ -42,11 +44,24 @@ WANTED_S = 10.0
 RENEW_S = 0.5
 ANSWER_S = 3.0
 """Longest wait for the database: the row may run out meanwhile."""
-FIRST = "shard 1"
+SPREAD_S = 1.0
+"""Time for which a process leaves a free shard to others, for each that it has."""
+SHARDS_S = 5.0
+"""Period of looking for shards that models were dealt to."""
+MOVED_S = 10.0
+"""Time for which a process takes no shard that it has left to another one."""
 BATCHES = "batches"
 
 
 T = TypeVar("T")
+
+
+def is_shard(role: str) -> bool:
+    return role.startswith("shard ")
+
+
+class NotOwner(ActionError):
+    """A write of a process that has lost its role."""
 
 
 class State(NamedTuple):
@@ -76,8 +91,9 @@ def is_dead(token: str) -> bool:
 
 
 class Lease:
-    """The roles of this process. *wants*: those that it takes, each after it was free for so many seconds; *address*: where
-    relays reach it; *clock* is that of the machine, in seconds: it runs while the process is frozen.
+    """The roles of this process. *wants*: those that it takes, each after it was free for so many seconds, which for shards
+    is that of the first times the number of shards it has already, so that they spread; *address*: where relays reach it;
+    *clock* is that of the machine, in seconds: it runs while the process is frozen.
     """
 
     def __init__(
@@ -92,13 +108,16 @@ class Lease:
         self.roles: dict[str, State] = {}
         """Every role as of the last look."""
         self.job, self.clock, self.address = job, clock, address
-        self.wants = {FIRST: 0.0} if wants is None else wants
+        self.wants = dict({FIRST: 0.0} if wants is None else wants)
         self.changed: Callable[[], object] = lambda: None
         """Called when another process owns a role, or this one a different set."""
         self._token = f"{process_id(os.getpid())} {secrets.token_hex(8)}"
         self._until_s: dict[str, float] = {}
         self._free_s: dict[str, float] = {}
         """Since when roles that this process wants have been free."""
+        self._left_s: dict[str, float] = {}
+        """When this process left roles that an operator has moved."""
+        self._shards_until_s = self._shards_s = -1.0
         self._given_up = False
         self._thread = ThreadPoolExecutor(1, "lease")  # others' long reads are no reason to lose it
         self._task: asyncio.Task[None] | None = None
@@ -113,13 +132,32 @@ class Lease:
         return self.clock() < self._until_s.get(FIRST, -1.0)
 
     @property
-    def owns(self) -> dict[str, int]:
-        """Return the epoch of each role that is this process's."""
-        return {role: state.epoch for role, state in self.roles.items() if self.holds(role)}
+    def shards(self) -> list[str]:
+        """Return the roles that are shards of models."""
+        return [role for role in self.roles if is_shard(role)] or [FIRST]
+
+    @property
+    def owned(self) -> dict[str, int]:
+        """Return the epoch of each shard that was this process's as of the last look."""
+        return {role: state.epoch for role, state in self.roles.items() if state.lease_s and is_shard(role)}
+
+    @property
+    def holds_shards(self) -> bool:
+        """Whether every shard of `owned` is this process's at this moment."""
+        return self.clock() < self._shards_until_s
 
     @property
     def first(self) -> State:
         return self.roles.get(FIRST, State("", 0, ""))
+
+    def check(self) -> None:
+        """Raise NotOwner unless the shards are this process's by the database, in the transaction of the caller.
+
+        An owner that was frozen between a decision and its write finds out here.
+        """
+        shards = set(self.owned)
+        if not shards or Owner.objects.filter(role__in=shards, token=self._token).count() != len(shards):
+            raise NotOwner(f"{self.owner} is not the owner of {' and '.join(sorted(shards)) or FIRST} any longer")
 
     async def start(self) -> None:
         with self.job:
@@ -137,14 +175,14 @@ class Lease:
         began_s, before = self.clock(), self.roles
         async with asyncio.timeout(ANSWER_S):
             roles = await self._in_thread(self._renew_or_take)
-        held = {role for role in self.wants if self.holds(role)}
+        held = {role for role in before if self.holds(role)}
         self.roles = roles
         self._until_s = {
             role: began_s + state.lease_s for role, state in roles.items() if state.lease_s and not self._given_up
         }
-        for role in self.wants:
+        self._shards_until_s = min((self._until_s.get(role, -1.0) for role in self.owned), default=-1.0)
+        for role, state in roles.items():
             if (role in held) != self.holds(role):
-                state = roles[role]
                 what = f"owns {role}, epoch {state.epoch}" if self.holds(role) else f"stands by for {role}"
                 logger.warning("gateway: %s %s; the owner is %s", self.owner, what, state.name)
         if [each[:3] for each in before.values()] != [each[:3] for each in roles.values()]:
@@ -157,39 +195,65 @@ class Lease:
         for role in self.wants.keys() - rows.keys():
             owners.get_or_create(role=role)
             rows[role] = owners.annotate(contested=contested).get(role=role)
+        wants = self._wants(rows)
         lease_s = {role: LEASE_S if row.contested else ALONE_S for role, row in rows.items()}
         mine = [] if self._given_up else [role for role, row in rows.items() if row.token == self._token]
+        for role in [role for role in mine if rows[role].moves and rows[role].contested]:
+            self._left_s[role] = self.clock()
+            owners.filter(role=role, token=self._token).update(token="", moves=False)
+            mine.remove(role)
+            wants.pop(role, None)
         for seconds in {lease_s[role] for role in mine}:
             renewed = owners.filter(role__in=[role for role in mine if lease_s[role] == seconds], token=self._token)
             renewed.update(expires_at=now + timedelta(seconds=seconds))
-        if not self._given_up and (missing := [role for role in self.wants if role not in mine]):
-            for role in missing:
-                if not self._take(rows[role], lease_s[role]):
+        if not self._given_up:
+            for role in wants.keys() - mine:
+                if not self._take(rows[role], lease_s[role], wants[role]):
                     owners.filter(role=role).update(wanted_at=now)
         return {
             row.role: State(row.name, row.epoch, row.address, lease_s.get(row.role, 0.0) * (row.token == self._token))
             for row in owners.order_by("pk")
         }
 
-    def _take(self, row: Owner, lease_s: float) -> bool:
-        """Take *row* if it is free, and was for as long as this process waits."""
+    def _wants(self, rows: Mapping[str, Owner]) -> dict[str, float]:
+        """Return the roles that this process takes now, each after it was free for so many seconds."""
+        wants = dict(self.wants)
+        if FIRST in wants:
+            if self.clock() >= self._shards_s:
+                self._shards_s = self.clock() + SHARDS_S
+                for number in Model.objects.order_by().values_list("shard", flat=True).distinct():
+                    Owner.objects.get_or_create(role=f"shard {number}")
+            has = sum(is_shard(role) and row.token == self._token for role, row in rows.items())
+            wants |= {role: wants[FIRST] + has * SPREAD_S for role in rows if is_shard(role)}
+        return {
+            role: after_s for role, after_s in wants.items() if self.clock() - self._left_s.get(role, -60) > MOVED_S
+        }
+
+    def _take(self, row: Owner, lease_s: float, wait_s: float) -> bool:
+        """Take *row* if it is free, and was for *wait_s*."""
         now, others = Now(), Owner.objects.filter(pk=row.pk)
         free = Q(token="") | Q(expires_at__lte=now)
         if is_dead(row.token):
             free |= Q(token=row.token)
-        if wait_s := self.wants[row.role]:
+        if wait_s:
             if not others.filter(free).exists():
                 self._free_s.pop(row.role, None)
                 return False
             if self.clock() < self._free_s.setdefault(row.role, self.clock()) + wait_s:
                 return False
-        taken = {"token": self._token, "name": self.owner, "address": self.address, "epoch": F("epoch") + 1}
+        taken = {
+            "token": self._token,
+            "name": self.owner,
+            "address": self.address,
+            "epoch": F("epoch") + 1,
+            "moves": False,
+        }
         until = now + timedelta(seconds=lease_s)
         return bool(others.filter(free).update(**taken, expires_at=until, wanted_at=None))
 
     async def give_up(self) -> None:
         """Stop being the owner, at once here, and in the rows as soon as the database answers."""
-        self._until_s, self._given_up = {}, True
+        self._until_s, self._shards_until_s, self._given_up = {}, -1.0, True
         self.roles = {role: state._replace(lease_s=0.0) for role, state in self.roles.items()}
         self.changed()
         with suppress(Exception):

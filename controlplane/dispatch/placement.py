@@ -1,7 +1,7 @@
 """The endpoint of a request, and its instance: each decision is one compiled call."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +32,8 @@ class Placement:
     """Stages that act when an instance gets a request."""
 
     owns: Callable[[], bool] = lambda: True  # whether this process may place
-    epoch: int = 0
-    """Of this process as the owner."""
+    epochs: Mapping[str, int] = field(default_factory=dict)
+    """Of this process as the owner, by shard."""
 
     def __post_init__(self) -> None:
         self._candidates = np.zeros((CANDIDATES, columns.COLUMNS))  # of the current decision
@@ -105,7 +105,7 @@ class Placement:
                     adapter=request.asked.adapter,
                     adapter_source=topology.adapter_source(request.asked.adapter),
                     unload=request.unload,
-                    epoch=self.epoch,
+                    epoch=self.epochs.get(endpoint.spec.shard, 0),
                 )
             )
 

@@ -381,6 +381,7 @@ class ServedModel(Part, frozen=True):
     fallback_wait_s: float | None = None  # longest wait for it before that; None: however long
     tokenizer: Tokenizer | None = None  # `Asked.token_blocks` are wanted; None: they are not
     tenant_id: int = 0  # of an adapter that is this tenant's alone; 0: of all
+    shard: str = "shard 1"  # role of its owner
 
 
 class WeightedTargets(Part, frozen=True):
@@ -445,6 +446,8 @@ class Bye(Record, frozen=True):
 FromGateway = Asked | Open | Advanced | Prefix | Finished | Left | Backlog | PrefixWarmed | RunReport
 OfRequest = Held | Queued | Rerouted | FellBack | Waiting | Admission | Placed | PrefixWanted | Refused | Evict | Lost
 FromDispatcher = OfRequest | ServedModels | Warm | WarmPrefix
+FIRST = "shard 1"
+"""Role of the owner of the first shard of models, and of what is the whole fleet's."""
 RELAY_BITS = 36
 """A request's number is its relay's, shifted by so many bits, plus its own there."""
 

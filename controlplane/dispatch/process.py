@@ -22,11 +22,13 @@ from controlplane.dispatch.live_fleet.heartbeats import Heartbeats
 from controlplane.dispatch.live_fleet.kv_caches import KvCaches
 from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.observation import Observation
+from controlplane.dispatch.port import FIRST
 from controlplane.dispatch.queues.commands import LOOK_S, Commands
 from controlplane.dispatch.queues.operations import QueueOperations
 from controlplane.dispatch.relays import Relays
 from controlplane.dispatch.snapshot import Snapshot
 from controlplane.dispatch.solving import CelerySolver
+from controlplane.events.services import guard
 from controlplane.jobs.record import Jobs
 from controlplane.tuning.selectors import Values
 from controlplane.tuning.services import report_ignored
@@ -77,14 +79,14 @@ class Dispatching:
         self.lease, self.clock = lease, clock
         self.topology = topology = Topology()
         self.relays = Relays(
-            clock, number=number, local=local, take=self.take, left=self._relay_left, owns=lambda: lease.owns
+            clock, number=number, local=local, take=self.take, left=self._relay_left, owns=lambda: self.serving
         )
         self.solver = CelerySolver(settings.REDIS_URL)
         self.dispatcher = Dispatcher(topology, clock, deliver=self.relays.deliver, ask=self.solver.ask)
         self.dispatcher.placement.owns = self.owns
         self.heartbeats = Heartbeats(
             self.dispatcher,
-            lease,
+            self.owns,
             session=session,
             refresh=self.refresh_now,
             job=jobs.add("heartbeats", settings.HEARTBEAT_S, "database"),
@@ -116,14 +118,16 @@ class Dispatching:
         self.tune: Callable[[Values], object] = lambda values: None
         """Gets the settings as they are read."""
         self.ignored_settings: Mapping[tuple[str, str], str] = {}
-        self._epoch = 0
-        """In which this process has requests of its relays; 0 while it is no owner."""
+        self.serving: dict[str, int] = {}
+        """Shards that this process owns and knows the models of, with their epochs."""
+        self.announced: Callable[[], object] = lambda: None
+        """Called when these change: for the relay of this process."""
         self._refresh = asyncio.Event()
         self._sweeps = False
 
     def owns(self) -> bool:
-        """Whether this process has the queues."""
-        return self.lease.held
+        """Whether this process decides about requests of any shard."""
+        return bool(self.serving) and self.lease.holds_shards
 
     @property
     def jobs_to_run(self) -> tuple[Coroutine[Any, Any, None], ...]:
@@ -132,10 +136,15 @@ class Dispatching:
             self._sweep_on(),
             self._keep_inventory(),
             self.relays.run(),
-            self.heartbeats.run(),
+            self._as_owner(self.heartbeats.run()),
             self.commands.run(),
-            self.scaling.run(),
+            self._as_owner(self.scaling.run()),
         )
+
+    async def _as_owner(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do *work*, which writes nothing once another process is the owner by the database."""
+        guard.set(self.lease.check)
+        await work
 
     async def stop(self) -> None:
         self.kv_caches.close()
@@ -156,18 +165,24 @@ class Dispatching:
         self.dispatcher.forget([each for number, each in requests.items() if port.relay_of(number) == relay])
 
     def follow_lease(self) -> None:
-        """Begin empty where this process became the owner, and forget everything where another one did.
+        """Forget the requests of shards that this process lost, and read what it gained.
 
         Call at each change of owners, before relays hear of it.
         """
-        state = self.lease.first
-        epoch = state.epoch if state.lease_s else 0
-        if epoch == self._epoch:
-            return
-        self._epoch = self.dispatcher.placement.epoch = epoch
-        self.relays.dismiss()
-        self.dispatcher.forget(list(self.dispatcher.requests.values()))
-        self.refresh_now()
+        owned = self.lease.owned
+        lost = {role for role, epoch in self.serving.items() if owned.get(role) != epoch}
+        if lost:
+            self._serve({role: epoch for role, epoch in self.serving.items() if role not in lost})
+            requests = self.dispatcher.requests.values()
+            self.dispatcher.forget([each for each in requests if each.endpoint.spec.shard in lost])
+        if owned != self.serving:
+            self.refresh_now()
+
+    def _serve(self, shards: dict[str, int]) -> None:
+        """Serve *shards* from now on, and announce it."""
+        self.serving = self.dispatcher.placement.epochs = shards
+        self.relays.announce()
+        self.announced()
 
     # Work that is done again and again
 
@@ -199,16 +214,26 @@ class Dispatching:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(settings.FLEET_REFRESH_S):
                     await self._refresh.wait()
-            self._refresh.clear()
             with self.inventory_job:
                 await self.read_inventory()
 
     async def read_inventory(self) -> None:
         """Update the live fleet from the rows. Raises what the database raises; then the live fleet stays as it was."""
+        self._refresh.clear()
+        owned = self.lease.owned
         read = await database_sync_to_async(inventory.read)()
-        self.dispatcher.apply_inventory(read)
+        models = read.models
+        moved = [one for one in self.dispatcher.requests.values() if _shard(models.get(one.asked.model)) not in owned]
+        self.dispatcher.forget(moved)  # their relays give them to the next owner
+        self.dispatcher.apply_inventory(read.of(owned) if owned else read)  # one that stands by knows all
         self.tune(read.values)
+        if owned == self.lease.owned != self.serving:
+            self._serve(owned)
         if read.values.ignored != self.ignored_settings:
             with contextlib.suppress(*ERRORS):  # the next look records it
                 await database_sync_to_async(report_ignored)(read.values)
                 self.ignored_settings = read.values.ignored
+
+
+def _shard(model: inventory.ModelSpec | None) -> str:
+    return FIRST if model is None else model.shard

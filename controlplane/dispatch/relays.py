@@ -65,7 +65,7 @@ class Relays:
         return self._socket.bind(address)
 
     def close(self) -> None:
-        self.dismiss()
+        self.announce()
         if self._socket is not None:
             self._socket.close()
 
@@ -84,12 +84,17 @@ class Relays:
             elif now_s - peer.outbox.sent_s >= TICK_S:
                 peer.outbox.flush(empty=True)
 
-    def dismiss(self) -> None:
-        """End all sessions: this process owns nothing any longer. Their relays look for the next owner."""
+    def announce(self) -> None:
+        """Say what this process owns now; where that is nothing, end all sessions."""
+        owns = self._owns()
         for peer in list(self.peers.values()):
-            peer.outbox.add(port.Bye(peer.session))
+            peer.outbox.add(self._welcome(peer.session, owns) if owns else port.Bye(peer.session))
             peer.outbox.flush()
-            self._forget(peer)
+            if not owns:
+                self._forget(peer)
+
+    def _welcome(self, session: int, owns: dict[str, int]) -> port.Welcome:
+        return port.Welcome(session, self._machine, self.clock(), owns)
 
     # To relays
 
@@ -167,9 +172,9 @@ class Relays:
         peer = Peer(identity, hello, outbox, self.clock())
         outbox.begin(hello.session)
         self.peers[hello.relay] = self._by_identity[identity] = peer
-        outbox.add(port.Welcome(hello.session, self._machine, self.clock(), owns))
-        if self._models is not None:
+        if self._models is not None:  # before it is asked for any
             outbox.add(self._models)
+        outbox.add(self._welcome(hello.session, owns))
         outbox.flush()
 
     def _outbox(self, identity: bytes) -> Outbox:

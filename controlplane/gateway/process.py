@@ -20,10 +20,19 @@ from django.conf import settings
 
 from controlplane import background, kernels
 from controlplane.database import probe_write
-from controlplane.dispatch.lease import BATCHES, FIRST, RENEW_S, Lease
+from controlplane.dispatch.lease import BATCHES, RENEW_S, Lease
 from controlplane.dispatch.link import advertised
 from controlplane.dispatch.live_fleet.topology import Topology
-from controlplane.dispatch.port import RELAY_BITS, FromDispatcher, FromGateway, Placed, ServedModels, Warm, WarmPrefix
+from controlplane.dispatch.port import (
+    FIRST,
+    RELAY_BITS,
+    FromDispatcher,
+    FromGateway,
+    Placed,
+    ServedModels,
+    Warm,
+    WarmPrefix,
+)
 from controlplane.dispatch.process import Dispatching, Scaling, all_of
 from controlplane.dispatch.queues.held import HeldView
 from controlplane.dispatch.queues.view import QueuesView
@@ -131,7 +140,7 @@ class Gateway:
                 scaling=scaling,
                 clock=loop_clock,
                 number=self.number,
-                local=self._handle,
+                local=self._of_local,
                 last_heard=self.requests.last_heard,
                 session=lambda: self.upstream.session,
             )
@@ -139,6 +148,7 @@ class Gateway:
         self.dispatchers = Dispatchers(
             self.lease,
             self.dispatching.take if self.dispatching else None,
+            serving=lambda: self.dispatching.serving if self.dispatching else {},
             number=self.number,
             receive=self._handle,
             opened=self.requests.opened,
@@ -152,6 +162,7 @@ class Gateway:
             self.values_job = jobs.add("read-settings", settings.FLEET_REFRESH_S, "database")
         else:
             self.values_job, self.dispatching.tune = self.dispatching.inventory_job, self.lengths.tune
+            self.dispatching.announced = self.dispatchers.follow
         self.parts = Parts(self)
         self.monitor = monitor.Monitor(jobs, self.parts)
         self.publisher = self._publisher(self.dispatching) if self.dispatching else None
@@ -207,6 +218,12 @@ class Gateway:
     def _send(self, record: FromGateway) -> None:
         self.dispatchers.send(record)
 
+    def _of_local(self, record: FromDispatcher) -> None:
+        if isinstance(record, ServedModels):
+            self.dispatchers.received(self.dispatchers.local, record)
+        else:
+            self._handle(record)
+
     def _handle(self, record: FromDispatcher) -> None:
         if isinstance(record, ServedModels):
             self.catalog.update(record)
@@ -221,8 +238,7 @@ class Gateway:
     def _owners_changed(self) -> None:
         if self.dispatching is not None:
             self.dispatching.follow_lease()
-        if self.ready:
-            self.dispatchers.follow()
+        self.dispatchers.follow()
 
     @property
     def active(self) -> int:
@@ -254,6 +270,8 @@ class Gateway:
                 self.lease.address = advertised(dispatching.relays.listen(settings.DISPATCHER_BIND))
             await dispatching.read_inventory()
         await self.lease.start()
+        if dispatching is not None:
+            await dispatching.read_inventory()
         await self.keys.refresh()
         await self.budgets.refresh()
         work = [
@@ -350,7 +368,7 @@ class Gateway:
 
     def serves(self) -> bool:
         """Whether this process takes requests: it owns the queues, or can reach who does."""
-        return self.lease.held or self.dispatchers.reachable
+        return self.dispatchers.reachable and self.catalog.known
 
 
 PROBE_S = 10.0

@@ -8,9 +8,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from channels.db import database_sync_to_async
+from django.db import transaction
 
 from controlplane.dispatch import lease as module
-from controlplane.dispatch.lease import ALONE_S, LEASE_S, Lease, is_dead, process_id
+from controlplane.dispatch.lease import ALONE_S, LEASE_S, Lease, NotOwner, is_dead, process_id
+from controlplane.events.models import Event
+from controlplane.events.services import guard, record
 from controlplane.fleet.models import Owner
 from controlplane.jobs.record import Job
 
@@ -129,3 +132,23 @@ async def test_never_two(leases, clock, seed):
             one._given_up = False  # as another process
     assert epochs == sorted(epochs)
     assert len(set(epochs)) > 2
+
+
+async def test_a_decision_of_an_earlier_owner_is_not_written(leases, clock):
+    """As of one that was frozen between its decision and its write."""
+    first, second, _ = leases
+
+    def decide():
+        guard.set(first.check)
+        with transaction.atomic():
+            Owner.objects.update(address="of the first")
+            record("a.decision", actor="gateway")
+
+    await first._look()
+    await database_sync_to_async(decide)()
+    await first.give_up()
+    await second._look()
+    with pytest.raises(NotOwner, match="not the owner of shard 1"):
+        await database_sync_to_async(decide)()
+    rows = await database_sync_to_async(lambda: (list(Owner.objects.values_list("address")), Event.objects.count()))()
+    assert rows == ([("",)], 1)

@@ -10,11 +10,12 @@ from channels.db import database_sync_to_async
 from django.conf import settings
 
 from controlplane.dispatch import lease as leases
+from controlplane.fleet.models import Model
 from controlplane.gateway.process import Gateway
 from controlplane.planning.execution.loop import ScalingLoop
 from tests.gateway.backend import Backend
 from tests.gateway.conftest import ServedGateway, do_once, serving, until
-from tests.gateway.rows import make_rows
+from tests.gateway.rows import make_model, make_rows
 
 MANY = 6
 
@@ -57,6 +58,37 @@ class Fleet:
         await until(lambda: all(each.gateway.dispatchers.connected for each in self.relays))
 
 
+async def test_models_are_dealt_to_two_dispatchers_and_moved_between_them(fleet):
+    backend = Backend("n-0")
+    backend.script.models = ("n",)
+    await backend.start()
+    fleet.stack.push_async_callback(backend.stop)
+    fleet.backends.append(backend)
+    await database_sync_to_async(make_model)("n", backend.url)
+    (relay,), other = fleet.relays, await fleet.dispatcher()
+    await database_sync_to_async(Model.objects.filter(name="n").update)(shard=2)
+    await until(lambda: other.dispatching.serving)
+    first = next(one for one in fleet.dispatchers if one.lease.held)
+    await until(
+        lambda: first.dispatching.topology.models.keys() == {"m"} and len(relay.gateway.dispatchers.routes) == 2
+    )
+    assert other.dispatching.topology.models.keys() == {"n"}
+    slowly(fleet)
+    asked = [asyncio.create_task(relay.chat(model=model, stream=True)) for model in "mn" * 6]
+    requests = [one.dispatching.dispatcher.requests for one in (first, other)]
+    await until(lambda: [len(each) for each in requests] == [6, 6])
+    await database_sync_to_async(Model.objects.filter(name="n").update)(shard=1)
+    await other.dispatching.read_inventory()  # before the relay hears of the move
+    assert [len(each) for each in requests] == [6, 0]
+    first.dispatching.refresh_now()
+    await until(lambda: [len(each) for each in requests] == [12, 0])
+    for response in await asyncio.gather(*asked):
+        assert response.status == 200
+        assert (await response.text()).count('"content"') >= 40
+    await until(lambda: not any(requests))
+    assert [len(each.bodies) for each in fleet.backends] == [3, 3, 6], "each was given to one instance once"
+
+
 def stops_dead(gateway):
     """Have *gateway* say and do nothing from now on, as one that was killed."""
     for task in [*gateway._tasks, gateway.lease._task]:
@@ -68,7 +100,7 @@ def stops_dead(gateway):
 async def fleet(transactional_db, tmp_path, monkeypatch):
     for name, value in {"HEARTBEAT_S": 0.1, "KEY_CACHE_S": 0.2}.items():
         monkeypatch.setattr(settings, name, value)
-    for name, value in {"LEASE_S": 1.0, "ALONE_S": 1.0, "RENEW_S": 0.1}.items():
+    for name, value in {"LEASE_S": 1.0, "ALONE_S": 1.0, "RENEW_S": 0.1, "SHARDS_S": 0.2, "SPREAD_S": 0.3}.items():
         monkeypatch.setattr(leases, name, value)
     do_once(monkeypatch)
     async with AsyncExitStack() as stack:
@@ -171,8 +203,9 @@ async def test_a_relay_that_dies_leaves_its_room_to_others(fleet, monkeypatch):
     dispatcher = fleet.owner.dispatching.dispatcher
     async with streams([dead], 4):
         await until(lambda: sum(len(one.requests) for one in dispatcher.topology.replicas.values()) == 4)
-        dead.gateway._tasks[-1].cancel()
-        dead.gateway.dispatchers.session._socket.close()
+        dead.gateway.dispatchers.follow = lambda: None
+        for session in dead.gateway.dispatchers.sessions.values():
+            session._socket.close()
         dead.gateway.requests.report = lambda: None
         await until(lambda: not dispatcher.requests)
         slowly(fleet, tokens=3)

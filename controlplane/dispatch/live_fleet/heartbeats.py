@@ -20,7 +20,6 @@ from django.conf import settings
 from django.db import transaction
 
 from controlplane.dispatch.dispatcher import Dispatcher
-from controlplane.dispatch.lease import Lease
 from controlplane.dispatch.live_fleet.health import Notice
 from controlplane.dispatch.live_fleet.inventory import POLLED, InstanceSpec
 from controlplane.dispatch.live_fleet.topology import Replica
@@ -69,19 +68,20 @@ class Answered(ConnectionError):
 
 
 class Heartbeats:
-    """The heartbeat loop. *session* provides the connections; *refresh* requests an early read of the inventory."""
+    """The heartbeat loop. *owns*: whether this process reads instances; *session* provides the connections; *refresh* requests
+    an early read of the inventory."""
 
     def __init__(
         self,
         dispatcher: Dispatcher,
-        lease: Lease,
+        owns: Callable[[], bool],
         *,
         session: Callable[[], aiohttp.ClientSession],
         refresh: Callable[[], None],
         job: Job,
     ) -> None:
         self.dispatcher, self.topology, self.clock = dispatcher, dispatcher.topology, dispatcher.clock
-        self.lease = lease
+        self.owns = owns
         self.session = session
         self.refresh = refresh
         self.lag_ms = 0.0  # duration of the last round
@@ -93,7 +93,7 @@ class Heartbeats:
             while True:
                 began = time.monotonic()
                 with self.job:
-                    if self.lease.held:  # the owner of the regions reads them
+                    if self.owns():
                         await self._round(self.topology.replicas.values())
                         self.lag_ms = (time.monotonic() - began) * 1000
                 next_s = max(time.monotonic() + 0.05, began + settings.HEARTBEAT_S)
@@ -120,7 +120,7 @@ class Heartbeats:
         doubted = [replica for replica in self.topology.replicas.values() if replica.in_doubt]
         for replica in doubted:
             replica.in_doubt = False
-        return doubted if self.lease.held else []
+        return doubted if self.owns() else []
 
     async def _round(self, replicas: Iterable[Replica]) -> None:
         """Read each of *replicas* once. Raises the first error other than an instance's silence, after all were read."""
