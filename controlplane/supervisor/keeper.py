@@ -119,10 +119,12 @@ class Keeper:
         self.screen.started(name, text, time.monotonic() - began)
 
     def end(self, name: str) -> None:
-        """Have part *name* drain, and keep it no longer."""
-        self._tasks.pop(name).cancel()
-        self._drain(name)
-        del self._children[name], self._status[name]
+        """Have part *name* drain, if it was started, and keep it no longer."""
+        if task := self._tasks.pop(name, None):
+            task.cancel()
+        if name in self._children:
+            self._drain(name)
+            del self._children[name], self._status[name]
 
     async def drained(self) -> None:
         """Wait for all that drain."""

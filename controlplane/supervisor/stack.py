@@ -7,8 +7,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,12 +104,12 @@ class Plan:
         return [*dispatchers, *(f"relay-{number}" for number in range(1, self.relays + 1))]
 
     @property
-    def ports(self) -> dict[str, int]:
-        """Own ports of these processes on loopback; the last is of the relay that stands in during a restart."""
-        if not self.relays:
-            return {}
-        names = [*self.gateway, f"relay-{self.relays + 1}"]
-        return {name: self.port and self.port + number for number, name in enumerate(names, 1)}
+    def addresses(self) -> dict[str, tuple[str, int]]:
+        """The public address, and own ones of these processes on loopback; the last is of the relay that stands in during a
+        restart."""
+        names = [*self.gateway, f"relay-{self.relays + 1}"] if self.relays else []
+        own = {name: ("127.0.0.1", self.port and self.port + number) for number, name in enumerate(names, 1)}
+        return {"": (self.host, self.port), **own}
 
 
 async def run(plan: Plan, screen: Screen) -> int:
@@ -117,55 +117,36 @@ async def run(plan: Plan, screen: Screen) -> int:
     try:
         with hold(plan.state_dir, plan.url):
             kill_marked(str(plan.state_dir))  # what a supervisor that was killed left behind
-            with Sockets(plan) as sockets:
+            with bound(plan) as sockets:
                 return await Stack(plan, screen, sockets).run()
     except (FolderHeldError, PartError) as error:
         screen.trouble(str(error))
         return 1
 
 
-class Sockets:
-    """The sockets that the parts of the gateway listen to, kept as long as the stack runs: what connects while one of them
-    ends is served by another, or the next. Raises PartError that names a port which another program has."""
+@contextmanager
+def bound(plan: Plan) -> Iterator[dict[str, socket.socket]]:
+    """Bind the sockets that the parts of the gateway listen to, by their names; that of the public port is of none.
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._open: dict[str, socket.socket] = {}
-
-    def __enter__(self) -> "Sockets":
-        plan = self._plan
-        try:
-            self._open[""] = _bound(plan.host, plan.port, "--port")
-            for name, port in plan.ports.items():
-                self._open[name] = _bound("127.0.0.1", port, "--port")
-            if plan.demo:
-                _bound("127.0.0.1", plan.emulator_port, "PILOTHOUSE_EMULATOR_PORT").close()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for each in self._open.values():
-            each.close()
-
-    def __getitem__(self, name: str) -> socket.socket:
-        """Return a part's own socket; that of the public port is of no part."""
-        return self._open[name]
+    They are kept as long as the stack runs: what connects while a part ends is served by another, or the next. Raises
+    PartError that names a port which another program has.
+    """
+    with ExitStack() as stack:
+        if plan.demo:
+            _bind("127.0.0.1", plan.emulator_port, "PILOTHOUSE_EMULATOR_PORT").close()
+        yield {name: stack.enter_context(_bind(*address, "--port")) for name, address in plan.addresses.items()}
 
 
-def _bound(host: str, port: int, option: str) -> socket.socket:
+def _bind(host: str, port: int, option: str) -> socket.socket:
     """Return a socket on *port* of *host*, which does not listen yet; *option* chooses another port."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        bound = socket.socket(family, kind, protocol)
-        try:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            bound.bind(address)
-        except OSError:
-            bound.close()
-            raise
-        return bound
+        with ExitStack() as stack:
+            one = stack.enter_context(socket.socket(family, kind, protocol))
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            one.bind(address)
+            stack.pop_all()
+        return one
     except OSError as error:
         raise PartError(
             f"Port {port} of {host} cannot be used ({error.strerror}); choose another with {option}."
@@ -175,7 +156,7 @@ def _bound(host: str, port: int, option: str) -> socket.socket:
 class Stack:
     """All parts of one machine's Pilothouse."""
 
-    def __init__(self, plan: Plan, screen: Screen, sockets: Sockets) -> None:
+    def __init__(self, plan: Plan, screen: Screen, sockets: Mapping[str, socket.socket]) -> None:
         self.plan, self.screen, self.sockets = plan, screen, sockets
         environment = ALLOCATION | (DEMO_PACE if plan.demo else {}) | dict(os.environ)
         self.keeper = Keeper(screen, environment, str(plan.state_dir), self._publish)

@@ -352,6 +352,16 @@ async def test_a_part_that_is_ended_is_not_started_again(
     assert "again" not in said()
 
 
+async def test_ending_what_was_never_started_or_did_not_come_up(keeper: Keeper, tmp_path: Path) -> None:
+    keeper.end("relay-3")
+    with pytest.raises(PartError):
+        await keeper.start(Part("relay-3", program(SLEEP), exists(tmp_path / "never"), ready_within_s=0.1))
+    process = keeper.process_id("relay-3")
+    keeper.end("relay-3")
+    await keeper.drained()
+    assert not alive(process)
+
+
 async def test_a_part_that_does_not_come_back_is_tried_again(
     keeper: Keeper, said: Callable[[], str], tmp_path: Path
 ) -> None:

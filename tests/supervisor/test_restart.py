@@ -10,6 +10,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from controlplane.supervisor.keeper import PartError
+from controlplane.supervisor.stack import Plan, bound
 from tests.supervisor.running import RunningStack
 from tests.supervisor.test_up import Address
 
@@ -22,7 +24,14 @@ ROWS = "from controlplane.gateway.models import LedgerRow; print(LedgerRow.objec
 
 @pytest.fixture
 def address(tmp_path: Path) -> Address:
-    return Address(tmp_path / "var")
+    """An address whose port has as many free ones after it as there are processes."""
+    address = Address(tmp_path / "var")
+    while True:
+        try:
+            with bound(Plan(tmp_path, port=address.port, relays=2, demo=False)):
+                return address
+        except PartError:
+            address = Address(tmp_path / "var")
 
 
 @pytest.fixture

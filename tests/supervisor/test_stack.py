@@ -11,7 +11,7 @@ from controlplane.env import SQLITE_WAITS_S
 from controlplane.listening import SHARED
 from controlplane.supervisor.keeper import Part, PartError
 from controlplane.supervisor.screen import Screen
-from controlplane.supervisor.stack import PATIENCE_S, STOP_ORDER, WEB_GRACE_S, Plan, Sockets, Stack, run
+from controlplane.supervisor.stack import PATIENCE_S, STOP_ORDER, WEB_GRACE_S, Plan, Stack, bound, run
 from controlplane.supervisor.state import RESTART_FILE, hold
 
 
@@ -64,17 +64,18 @@ async def test_a_redis_that_does_not_answer(tmp_path: Path, screen: Screen, said
 
 
 def test_relays_share_the_port_and_each_process_has_one_of_its_own(tmp_path: Path) -> None:
-    assert (Plan(tmp_path).gateway, Plan(tmp_path).ports) == (["web"], {})
-    plan = Plan(tmp_path, relays=2, dispatchers=1)
+    assert (Plan(tmp_path).gateway, Plan(tmp_path).addresses) == (["web"], {"": ("127.0.0.1", 8000)})
+    plan = Plan(tmp_path, host="::", relays=2, dispatchers=1)
     assert plan.gateway == ["dispatcher-1", "relay-1", "relay-2"]
-    assert plan.ports == {"dispatcher-1": 8001, "relay-1": 8002, "relay-2": 8003, "relay-3": 8004}
+    own = {"dispatcher-1": 8001, "relay-1": 8002, "relay-2": 8003, "relay-3": 8004}
+    assert plan.addresses == {"": ("::", 8000)} | {name: ("127.0.0.1", port) for name, port in own.items()}
     plan = Plan(tmp_path, port=0, relays=1, demo=False)
-    with Sockets(plan) as sockets:
+    with bound(plan) as sockets:
         part = Stack(plan, Screen(io.StringIO()), sockets)._serving("relay-1")
-        public, own = sockets[""].fileno(), sockets["relay-1"].fileno()
-    assert part.sockets == [own, public]
+        public, private = sockets[""].fileno(), sockets["relay-1"].fileno()
+    assert part.sockets == [private, public]
     assert dict(part.environment) == {"PILOTHOUSE_PART": "relay", SHARED: str(public)}
-    assert part.argv[part.argv.index("--fd") + 1] == str(own)
+    assert part.argv[part.argv.index("--fd") + 1] == str(private)
 
 
 async def test_the_port_of_any_process_may_be_taken(
@@ -92,15 +93,18 @@ class Recorder:
         self.fails = fails
 
     async def run(self, part: Part, on_line: Callable[[str], None] | None = None) -> None:
-        self.asked.append(f"run {part.name}")
+        self._ask(f"run {part.name}")
 
     async def start(self, part: Part) -> None:
-        self.asked.append(f"start {part.name}")
+        self._ask(f"start {part.name}")
 
     async def restart(self, name: str) -> None:
-        self.asked.append(f"restart {name}")
-        if name == self.fails:
-            raise PartError(f"{name} failed")
+        self._ask(f"restart {name}")
+
+    def _ask(self, what: str) -> None:
+        self.asked.append(what)
+        if what == self.fails:
+            raise PartError(f"{what} failed")
 
     def end(self, name: str) -> None:
         self.asked.append(f"end {name}")
@@ -122,18 +126,26 @@ class Recorder:
         ),
         (
             1,
-            "relay-1",
+            "restart relay-1",
             "run prepare, start relay-2, restart relay-1, end relay-2, drained",
-            "relay-1 failed; what comes after it was not restarted",
+            "restart relay-1 failed; what comes after it was not restarted",
         ),
-        (0, "web", "run prepare, restart web, drained", "web failed; what comes after it was not restarted"),
+        *(
+            (
+                0,
+                what,
+                f"run prepare{', restart web' * (what[:7] == 'restart')}, drained",
+                f"{what} failed; what comes after it was not restarted",
+            )
+            for what in ("run prepare", "restart web")
+        ),
     ],
 )
 async def test_a_restart_goes_one_by_one_and_ends_with_the_first_failure(
     tmp_path: Path, screen: Screen, said: Callable[[], str], relays: int, fails: str, asked: str, result: str
 ) -> None:
     plan = Plan(tmp_path, port=0, relays=relays, demo=False)
-    with Sockets(plan) as sockets:
+    with bound(plan) as sockets:
         stack = Stack(plan, screen, sockets)
         stack.keeper = keeper = Recorder(fails)  # type: ignore[assignment]
         stack._ask_to_restart()
