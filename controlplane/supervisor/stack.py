@@ -339,7 +339,7 @@ class Stack:
             self.screen.trouble(str(error))
 
     def _serving(self, name: str) -> Part:
-        """Return a process of the gateway: a relay listens on the public port and one of its own, as a dispatcher does."""
+        """Return a process of the gateway: a relay listens on the public port and on loopback, a dispatcher on loopback."""
         part, public = name.partition("-")[0], self.sockets[""].fileno()
         environment, sockets = {"PILOTHOUSE_PART": "whole" if part == "web" else part}, [public]
         url, path = self.plan.url, "/healthz"
@@ -348,7 +348,7 @@ class Stack:
             own = self.sockets[name]
             sockets = [own.fileno()]
             url = f"http://127.0.0.1:{own.getsockname()[1]}"
-            shows = f"{part} with {url}/metrics of its own"
+            shows = f"{part}, {url}/metrics"
         if part == "dispatcher":
             environment["PILOTHOUSE_DISPATCHER_BIND"] = f"ipc://{self.plan.state_dir / name}.ipc"
         elif part == "relay":
