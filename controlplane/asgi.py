@@ -197,8 +197,10 @@ def on_stop(step_down: Callable[[], None], drain: Drain) -> None:
     loop = asyncio.get_running_loop()
 
     async def drained(stop: Callable[[], object]) -> None:
-        await drain.run(settings.DRAIN_S)
-        stop()
+        try:
+            await drain.run(settings.DRAIN_S)
+        finally:
+            stop()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         before = signal.getsignal(number)
