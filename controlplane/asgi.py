@@ -10,8 +10,6 @@
 """
 
 import asyncio
-import copy
-import dataclasses
 import os
 import re
 import signal
@@ -48,7 +46,6 @@ from controlplane.console.live.feed import feed
 from controlplane.console.urls import websocket_urlpatterns
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.lease import BATCHES
-from controlplane.gateway.admission.limits import Limits
 from controlplane.gateway.admission.validation import PATH_KINDS
 from controlplane.gateway.errors import too_large
 from controlplane.gateway.process import Gateway, end
@@ -218,11 +215,9 @@ def on_stop(step_down: Callable[[], None], drain: Drain) -> None:
 
 
 def feeder_of(gateway: Gateway) -> Feeder:
-    """What answers batches by *gateway*, outside of its tenants' limits."""
-    completions = copy.copy(gateway.http.completions)
-    completions.admission = dataclasses.replace(completions.admission, limits=Limits())
+    """What answers batches by *gateway*."""
     return Feeder(
-        completions,
+        gateway.http.completions,
         ledger=gateway.ledger,
         owns=partial(gateway.lease.holds, BATCHES),
         job=gateway.jobs.add("feed-batches", TICK_S, "database"),

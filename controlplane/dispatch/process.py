@@ -15,6 +15,8 @@ from django.conf import settings
 
 from controlplane.database import ERRORS
 from controlplane.dispatch import port
+from controlplane.dispatch.allowances.allowances import Allowances
+from controlplane.dispatch.allowances.budgets import Budgets, TokensSince
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.lease import Lease
 from controlplane.dispatch.live_fleet import inventory
@@ -34,6 +36,12 @@ from controlplane.tuning.selectors import Values
 from controlplane.tuning.services import report_ignored
 from scheduling.queueing import held_work
 from scheduling.scaling import FLOOR
+
+BUDGETS_S = 1.0
+UNREADY_S = 0.1
+"""Period instead of that while relays wait for an answer."""
+REGISTERING_S = 2.0
+"""Time after a takeover within which relays find the new owner and register."""
 
 
 async def all_of(steps: Iterable[Callable[[], object]]) -> None:
@@ -75,6 +83,7 @@ class Dispatching:
         local: port.Deliver,
         last_heard: Callable[[], Mapping[int, float]],
         session: Callable[[], aiohttp.ClientSession],
+        tokens_since: TokensSince,
     ) -> None:
         self.lease, self.clock = lease, clock
         self.topology = topology = Topology()
@@ -115,6 +124,13 @@ class Dispatching:
             jobs.add("queue-commands", LOOK_S, "redis"),
             Snapshot(self.dispatcher, self.observation, last_heard),
         )
+        self.allowances = Allowances(
+            Budgets(clock, tokens_since),
+            self.relays.deliver,
+            lambda: self.serving.get(port.FIRST, 0) if lease.held else 0,
+            REGISTERING_S if settings.DISPATCHER_BIND else 0.0,
+        )
+        self.budgets_job = jobs.add("refresh-budgets", BUDGETS_S, "database")
         self.tune: Callable[[Values], object] = lambda values: None
         """Gets the settings as they are read."""
         self.ignored_settings: Mapping[tuple[str, str], str] = {}
@@ -136,6 +152,7 @@ class Dispatching:
             self._sweep_on(),
             self._keep_inventory(),
             self.relays.run(),
+            self._as_owner(self._refresh_budgets()),
             self._as_owner(self.heartbeats.run()),
             self.commands.run(),
             self._as_owner(self.scaling.run()),
@@ -157,10 +174,14 @@ class Dispatching:
 
     def take(self, record: port.FromGateway) -> None:
         """Act on a record of any relay."""
-        self.dispatcher.take(record)
+        if isinstance(record, port.ForAllowances):
+            self.allowances.take(record)
+        else:
+            self.dispatcher.take(record)
 
     def _relay_left(self, relay: int) -> None:
         """End the requests of a relay that has gone."""
+        self.allowances.forget(relay)
         requests = self.dispatcher.requests
         self.dispatcher.forget([each for number, each in requests.items() if port.relay_of(number) == relay])
 
@@ -185,6 +206,12 @@ class Dispatching:
         self.announced()
 
     # Work that is done again and again
+
+    async def _refresh_budgets(self) -> None:
+        while True:
+            await asyncio.sleep(self.budgets_job.period_s if self.allowances.ready else UNREADY_S)
+            with self.budgets_job:
+                await self.allowances.refresh()
 
     async def _sweep_on(self) -> None:
         while True:

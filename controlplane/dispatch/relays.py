@@ -105,6 +105,10 @@ class Relays:
                 self.local(record)
                 for peer in self.peers.values():
                     peer.outbox.add(record)
+            case port.Spent():
+                self.local(record)
+                for peer in self.peers.values():
+                    peer.outbox.add(record)
             case port.WarmPrefix():
                 relay = self._prefixes.get(record.prefix, self.number)
                 self._send(relay if relay in self.peers else self.number, record)

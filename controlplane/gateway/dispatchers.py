@@ -26,7 +26,9 @@ HELLO_S: Final = 0.5
 """Period of asking an owner that has not answered."""
 MAX_KEPT: Final = 20_000
 """Records that are kept for the next owner."""
-OF_OPEN = port.Asked | port.Open | port.Advanced | port.Prefix | port.Finished | port.Left
+OF_OPEN = (
+    port.Asked | port.Open | port.Advanced | port.Prefix | port.Finished | port.Left | port.Enter | port.LoadWanted
+)
 """Records that say something of open requests, which are registered with the next owner anyway."""
 MOVES_WITHIN_S: Final = 10.0
 """Time for which requests wait for the next owner of a model that was dealt to another shard."""
@@ -124,7 +126,7 @@ class Session:
 
 class Dispatchers:
     """*local* takes records of the shards that this process is *serving* (None: it never does); *opened* lists what is open,
-    and *receive* gets the owners' records. *number* is this relay's.
+    *entered* what that holds of limits and budgets, and *receive* gets the owners' records. *number* is this relay's.
     """
 
     def __init__(
@@ -136,10 +138,12 @@ class Dispatchers:
         number: int,
         receive: port.Deliver,
         opened: Callable[[], Iterable[port.Open]],
+        entered: Callable[[], Iterable[port.FromGateway]],
         clock: Callable[[], float],
     ) -> None:
         self.lease, self.local, self.number = lease, local, number
         self.receive, self.opened, self.clock, self.serving = receive, opened, clock, serving
+        self.entered = entered
         self.machine = machine()
         self.sessions: dict[str, Session] = {}
         """By address."""
@@ -230,7 +234,7 @@ class Dispatchers:
             self._serve(owner, record)
             return
         if not isinstance(record, port.Warm | port.WarmPrefix):
-            role = self._roles.get(record.number, FIRST)
+            role = FIRST if isinstance(record, port.OfAllowances) else self._roles.get(record.number, FIRST)
             route = self.routes.get(role)
             if route is None or route[0] is not owner:
                 return
@@ -298,6 +302,8 @@ class Dispatchers:
         for opened in self.opened():
             if self._roles.get(opened.number, self._shards.get(opened.asked.model, FIRST)) in gained:
                 self._open(opened)
+        for record in self.entered() if FIRST in gained else ():
+            self._send(FIRST, record)
         kept, self._kept = self._kept, deque(maxlen=MAX_KEPT)
         for role, record in kept:
             self._send(role, record)

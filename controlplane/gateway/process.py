@@ -28,23 +28,24 @@ from controlplane.dispatch.port import (
     RELAY_BITS,
     FromDispatcher,
     FromGateway,
+    OfAllowances,
     Placed,
     ServedModels,
     Warm,
     WarmPrefix,
 )
-from controlplane.dispatch.process import Dispatching, Scaling, all_of
+from controlplane.dispatch.process import Dispatching, Scaling
 from controlplane.dispatch.queues.held import HeldView
 from controlplane.dispatch.queues.view import QueuesView
 from controlplane.gateway.admission.admitting import Admitter
-from controlplane.gateway.admission.budgets import Budgets
+from controlplane.gateway.admission.entries import Entries
 from controlplane.gateway.admission.keys import Keys
-from controlplane.gateway.admission.limits import Limits
 from controlplane.gateway.dispatchers import Dispatchers
 from controlplane.gateway.ledger.accounting import Records
 from controlplane.gateway.ledger.writer import Ledger
 from controlplane.gateway.monitoring import tracing
 from controlplane.gateway.monitoring.summary import Publisher, Summary
+from controlplane.gateway.selectors import tokens_since
 from controlplane.gateway.serving.application import Application
 from controlplane.gateway.serving.catalog import Catalog
 from controlplane.gateway.serving.completions import Completions
@@ -116,8 +117,6 @@ class Gateway:
         self.number = secrets.randbits(63 - RELAY_BITS)
         """Of this process as a relay."""
         self.keys = Keys()
-        self.limits = Limits()
-        self.budgets = Budgets(loop_clock)
         self.ledger = Ledger(settings.LEDGER_FLUSH_S, Path(settings.STATE_DIR))
         self.ledger.job = jobs.add("flush-ledger", settings.LEDGER_FLUSH_S, "database")
         self.catalog = Catalog()
@@ -128,6 +127,7 @@ class Gateway:
         )
         self.lease.changed = self._owners_changed
         self.requests = OpenRequests(loop_clock, self._send, self.number)
+        self.entries = Entries(self._send, self.requests.next_number)
         self.upstream = Upstream(
             self.requests, connect_s=settings.UPSTREAM_CONNECT_S, silence_s=settings.UPSTREAM_SILENCE_S
         )
@@ -143,6 +143,7 @@ class Gateway:
                 local=self._of_local,
                 last_heard=self.requests.last_heard,
                 session=lambda: self.upstream.session,
+                tokens_since=tokens_since,
             )
         )
         self.dispatchers = Dispatchers(
@@ -152,6 +153,7 @@ class Gateway:
             number=self.number,
             receive=self._handle,
             opened=self.requests.opened,
+            entered=self.entries.opened,
             clock=loop_clock,
         )
         self.upstream.owns = self.dispatchers.may_send
@@ -168,8 +170,7 @@ class Gateway:
         self.publisher = self._publisher(self.dispatching) if self.dispatching else None
         admission = Admitter(
             words=lambda: self.keys.words,
-            limits=self.limits,
-            budgets=self.budgets,
+            entries=self.entries,
             catalog=self.catalog,
             lengths=self.lengths,
             tokens=self.upstream.tokens,
@@ -229,6 +230,8 @@ class Gateway:
             self.catalog.update(record)
         elif isinstance(record, WarmPrefix):
             self.upstream.prefixes.warm(record)
+        elif isinstance(record, OfAllowances):
+            self.entries.on_event(record)
         else:
             if isinstance(record, Warm) or (isinstance(record, Placed) and record.adapter):
                 self.upstream.adapters.note(record)
@@ -273,10 +276,12 @@ class Gateway:
         if dispatching is not None:
             await dispatching.read_inventory()
         await self.keys.refresh()
-        await self.budgets.refresh()
+        if dispatching is not None:
+            await dispatching.allowances.refresh()
         work = [
             self._every(self.jobs.add("count-tokens", COUNT_S), self._count),
-            self._every(self.jobs.add("refresh-keys", settings.KEY_CACHE_S, "database"), self._refresh_keys),
+            self._every(self.jobs.add("refresh-keys", settings.KEY_CACHE_S, "database"), self._end_keys),
+            self._every(self.jobs.add("note-key-use", settings.KEY_CACHE_S, "database"), self._note_use),
             self._every(self.monitor.job, self.monitor.read),
             self._every(self.parts.job, self.parts.probe),
             self.dispatchers.run(),
@@ -309,6 +314,7 @@ class Gateway:
         await self.lengths.stop()
         with contextlib.suppress(Exception):
             await self.keys.note_use()
+        await self.keys.stop()
         self.dispatchers.close()
         if self.dispatching is not None:
             await self.dispatching.stop()
@@ -350,12 +356,10 @@ class Gateway:
     async def _read_values(self) -> None:
         self.lengths.tune(await database_sync_to_async(tuning.read)())
 
-    async def _refresh_keys(self) -> None:
-        """Read keys and budgets again, and write when keys were used."""
-        await all_of((self._end_keys, self.budgets.refresh, self._note_use))
-
     async def _end_keys(self) -> None:
-        self.requests.end_keys(await self.keys.refresh(self.requests.key_ids()))
+        ended = await self.keys.refresh(self.requests.key_ids() | self.entries.key_ids())
+        self.requests.end_keys(ended)
+        self.entries.end_keys(ended)
 
     async def _note_use(self) -> None:
         if self.clock() - self._noted_use_s >= NOTE_USE_S:

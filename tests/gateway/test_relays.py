@@ -9,6 +9,7 @@ import pytest
 from channels.db import database_sync_to_async
 from django.conf import settings
 
+from controlplane.accounts.models import Budget, BudgetKind, Tenant
 from controlplane.dispatch import lease as leases
 from controlplane.fleet.models import Model
 from controlplane.gateway.process import Gateway
@@ -233,3 +234,36 @@ async def test_a_relay_that_steps_down_is_not_ready_and_goes_on_with_what_reache
                 assert answer.status == 503
         assert (await relay.chat()).status == 200
         assert {status for status, _ in await asyncio.gather(*tasks)} == {200}
+
+
+async def test_limits_and_budgets_hold_over_all_relays_and_a_takeover(fleet):
+    """As many run as the tenant may, whichever relay they came to, before and after another dispatcher counts."""
+    (one,), heir = fleet.relays, await fleet.dispatcher()
+    other = await fleet.relay()
+    tenant = await Tenant.objects.aget()
+    await Tenant.objects.aupdate(max_concurrent_requests=4)
+    await Budget.objects.acreate(tenant=tenant, kind=BudgetKind.REQUESTS, soft=0, hard=1_000)
+    for relay in (one, other):
+        await relay.gateway.keys.refresh()
+    await fleet.owner.dispatching.allowances.refresh()
+    slowly(fleet, tokens=400)
+
+    async def load(relay):
+        async with relay.http.get(f"{relay.url}/load", headers=relay.headers) as response:
+            return (await response.json())["server_load"]
+
+    asked = await asyncio.gather(*((one, other)[at % 2].chat(stream=True) for at in range(7)))
+    assert sorted(response.status for response in asked) == [200] * 4 + [429] * 3
+    running = [response for response in asked if response.status == 200]
+    assert all("x-budget-warning" in response.headers for response in running)
+    assert [await load(relay) for relay in (one, other)] == [4, 4]
+    before = fleet.owner
+    stops_dead(before)
+    await fleet.takes_over(heir)
+    assert [(await relay.chat()).status for relay in (one, other)] == [429, 429]
+    assert [await load(relay) for relay in (one, other)] == [4, 4]
+    assert heir.dispatching.allowances.limits.sequences(tenant.pk) == 4
+    assert all([(await response.text()).count('"content"') >= 400 for response in running])
+    await until(lambda: heir.dispatching.allowances.limits.sequences(tenant.pk) == 0)
+    slowly(fleet, tokens=2)
+    assert (await other.chat()).status == 200
