@@ -194,6 +194,7 @@ class Gateway:
             origins=frozenset(settings.CORS_ORIGINS),
         )
         self.ready = False
+        self.stopping = False
         self._noted_use_s = loop_clock()
         self._tasks: list[asyncio.Task[None]] = []
         self._giving_up: asyncio.Task[None] | None = None
@@ -258,10 +259,6 @@ class Gateway:
     def redis_job(self) -> Job:
         """Return the job that shows whether Redis answers."""
         return self.publisher.job if self.publisher is not None else self.parts.job
-
-    @property
-    def stopping(self) -> bool:
-        return self.http.stopping
 
     # Lifecycle
 
@@ -332,10 +329,16 @@ class Gateway:
         gc.unfreeze()
 
     def step_down(self) -> None:
-        """Give up what this process owns before anything else of a planned stop: another decides while streams end here."""
-        if not self.http.stopping:
-            self.http.stopping = True
+        """Give up what this process owns before anything else of a planned stop: another decides while streams end here.
+
+        A relay answers what still reaches it, and what waits goes on waiting in its dispatcher's queue.
+        """
+        if not self.stopping:
+            self.stopping = True
             self._giving_up = background.spawn(self.lease.give_up(), "give up ownership")
+            if self.part == "relay":
+                return
+            self.http.stopping = True
             if not self.dispatchers.reachable:
                 self.requests.stand_by()
 

@@ -272,6 +272,19 @@ async def test_requests_wait_while_there_is_no_owner(fleet):
     assert (await asked).status == 200
 
 
+async def test_a_relay_that_steps_down_is_not_ready_and_goes_on_with_what_reaches_it(fleet):
+    (relay,) = fleet.relays
+    slowly(fleet)
+    async with streams([relay], MANY) as tasks:
+        await until(lambda: len(fleet.owner.dispatching.dispatcher.queue) == MANY - 4)
+        relay.gateway.step_down()
+        for path in ("/readyz", "/health"):
+            async with relay.http.get(f"{relay.url}{path}") as answer:
+                assert answer.status == 503
+        assert (await relay.chat()).status == 200
+        assert {status for status, _ in await asyncio.gather(*tasks)} == {200}
+
+
 async def test_limits_and_budgets_hold_over_all_relays_and_a_takeover(fleet):
     """As many run as the tenant may, whichever relay they came to, before and after another dispatcher counts."""
     (one,), heir = fleet.relays, await fleet.dispatcher()
