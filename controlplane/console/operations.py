@@ -36,6 +36,7 @@ from controlplane.gateway.errors import ApiError
 from controlplane.resources.alerts import ALERTS
 from controlplane.resources.instances import INSTANCES
 from controlplane.resources.inventory import DEPLOYMENTS, GPUS, MODELS, NODES, REGIONS, STOCK
+from controlplane.resources.jobs import SHARDS
 from controlplane.resources.lengths import LENGTH_VERSIONS
 from controlplane.resources.plans import PLANS
 from controlplane.resources.resource import Nothing, Operation, Resource
@@ -127,6 +128,7 @@ OFFERS = {
     "models": of(MODELS, "console:models", ACTIVATE),
     "nodes": of(NODES, "console:places"),
     "plans": of(PLANS, "console:scaling"),
+    "shards": of(SHARDS, "console:system"),
     "regions": of(REGIONS, "console:places"),
     "stock": of(STOCK, "console:stock"),
     "runs": on(

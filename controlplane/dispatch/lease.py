@@ -26,7 +26,7 @@ from typing import NamedTuple, TypeVar
 
 from channels.db import DatabaseSyncToAsync
 from django.db import connections
-from django.db.models import BooleanField, ExpressionWrapper, F, Q
+from django.db.models import F, Q
 from django.db.models.functions import Now
 
 from controlplane.background import spawn
@@ -39,8 +39,6 @@ logger = logging.getLogger(__name__)
 LEASE_S = 2.5
 ALONE_S = 60.0
 """As `DATABASE_DOWN_GRACE_S` of the keys, `controlplane.gateway.admission.keys`."""
-WANTED_S = 10.0
-"""Time after which a process that no longer asks for the row is not waited for."""
 RENEW_S = 0.5
 ANSWER_S = 3.0
 """Longest wait for the database: the row may run out meanwhile."""
@@ -190,11 +188,10 @@ class Lease:
 
     def _renew_or_take(self) -> dict[str, State]:
         owners, now = Owner.objects, Now()
-        contested = ExpressionWrapper(Q(wanted_at__gt=now - timedelta(seconds=WANTED_S)), BooleanField())
-        rows = {row.role: row for row in owners.annotate(contested=contested)}
+        rows = {row.role: row for row in owners.judged(now)}
         for role in self.wants.keys() - rows.keys():
             owners.get_or_create(role=role)
-            rows[role] = owners.annotate(contested=contested).get(role=role)
+            rows[role] = owners.judged(now).get(role=role)
         wants = self._wants(rows)
         lease_s = {role: LEASE_S if row.contested else ALONE_S for role, row in rows.items()}
         mine = [] if self._given_up else [role for role, row in rows.items() if row.token == self._token]

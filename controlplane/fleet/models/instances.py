@@ -366,7 +366,9 @@ class Instance(models.Model):
     def _errors_of_swap_group(self, group: SwapGroup) -> dict[str, str]:
         """Return errors unless all members have the same node, GPU type and number of GPUs."""
         own = self.deployment
-        for other in group.instances.exclude(pk=self.pk).select_related("deployment__gpu_type", "node"):
+        for other in group.instances.exclude(pk=self.pk).select_related(
+            "deployment__gpu_type", "deployment__model", "node"
+        ):
             theirs = other.deployment
             if (own.gpu_type_id, own.tensor_parallel) != (theirs.gpu_type_id, theirs.tensor_parallel):
                 return {
@@ -377,6 +379,11 @@ class Instance(models.Model):
                 return {"swap_group": f"{other.name} of {group} is on {other.node or 'no node'}: share its place."}
             if own.pk == theirs.pk:
                 return {"swap_group": f"{other.name} of {group} serves {own.model} too: share GPUs with another model."}
+            if own.model.shard != theirs.model.shard:
+                return {
+                    "swap_group": f"{other.name} of {group} serves {theirs.model} of shard {theirs.model.shard}; "
+                    f"{own.model} is in shard {own.model.shard}: deal both to one shard first."
+                }
         return {}
 
     def _errors_of_node(self, node: Node) -> dict[str, str]:
