@@ -116,7 +116,7 @@ OFFERS = {
         "console:models",
         ACTIVATE,
     ),
-    "gpus": of(GPUS, "console:places"),
+    "gpus": of(GPUS, "console:nodes"),
     "instances": of(INSTANCES, "console:instances"),
     "keys": Offer(
         lambda request: manageable_api_keys(request.user),
@@ -126,11 +126,11 @@ OFFERS = {
     ),
     "length-versions": of(LENGTH_VERSIONS, "console:lengths"),
     "models": of(MODELS, "console:models", ACTIVATE),
-    "nodes": of(NODES, "console:places"),
+    "nodes": of(NODES, "console:nodes"),
     "plans": of(PLANS, "console:scaling"),
     "shards": of(SHARDS, "console:system"),
-    "regions": of(REGIONS, "console:places"),
-    "stock": of(STOCK, "console:stock"),
+    "regions": of(REGIONS, "console:nodes"),
+    "stock": of(STOCK, "console:nodes"),
     "runs": on(
         ApplicationRun,
         "console:applications",

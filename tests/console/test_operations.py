@@ -61,7 +61,7 @@ def test_it_is_carried_out_with_a_reason_and_answers_on_the_page_of_the_form(do,
     answer = client.post(of("nodes", node, "uncordon"), {"reason": "x", "next": "/instances/?q=m"})
     assert answer["Location"] == "/instances/?q=m"
     answer = client.post(of("nodes", node, "cordon"), {"reason": "x", "next": "https://evil.example/"})
-    assert answer["Location"] == reverse("console:places"), "not to another site"
+    assert answer["Location"] == reverse("console:nodes"), "not to another site"
 
 
 def test_what_does_not_fit_is_refused_in_words(do, client, make_instance):

@@ -100,9 +100,9 @@ def relay_row(relay: dict[str, Any]) -> dict[str, Any]:
 
 def shard_row(row: Any) -> Any:
     """Return the owner *row* with the mark and the word of its state."""
-    row.mark, row.word = ("ready", "Owned") if row.owned else ("failed", "Without an owner")
-    if row.owned and row.contested:
-        row.mark, row.word = ("draining", "Handed over") if row.moves else ("ready", "Owned, another stands by")
+    row.mark, row.word = ("ready", "Owned") if row.owned else ("failed", "No owner")
+    if row.owned and row.moves:
+        row.mark, row.word = "draining", "Handed over"
     return row
 
 

@@ -24,11 +24,11 @@ def held(make_instance, deployment, operator):
 
 def test_held_instances_are_shown_where_they_are_looked_for(client, operator, held):
     client.force_login(operator)
-    for name, args in (("places", ()), ("instance", (held.name,)), ("instances", ())):
+    for name, args in (("nodes", ()), ("instance", (held.name,)), ("instances", ())):
         answer = text_of(client.get(reverse(f"console:{name}", args=args)))
         assert "kernel update" in answer, name
         assert operator.get_username() in answer, name
-    assert "1 of 2 instances of its minimum" in text_of(client.get(reverse("console:places")))
+    assert "1 of 2 instances of its minimum" in text_of(client.get(reverse("console:nodes")))
 
 
 def test_the_list_of_what_needs_an_eye_names_who_holds_it(held):
