@@ -135,7 +135,8 @@ def _of_rows(now: datetime, titles: Mapping[str, str]) -> Iterator[Problem]:
     for node in silent.order_by("name"):
         title = f"The agent of {node} does not report"
         words = f"{node.host}: starts, stops and pulls wait there"
-        yield Problem("part", f"node {node}", "critical", title, words, f"/nodes/?open={node}", rank=0.2, since=node.reported_at)
+        href = f"/nodes/?open={node}"
+        yield Problem("part", f"node {node}", "critical", title, words, href, rank=0.2, since=node.reported_at)
     for status in failed():
         if status.rollout is not None:
             model, region = status.deployment.model.name, status.deployment.region.name

@@ -64,7 +64,7 @@ def together(model: Model) -> list[Model]:
 
 
 def check(*models: Model) -> None:
-    """Raise ValidationError unless each of *models* is in a shard that there is, or the next, and so is what is bound to it."""
+    """Raise ValidationError unless each of *models* is in a shard that there is, or the next, as is what is bound to it."""
     for model in Model.objects.filter(pk__in=[model.pk for model in models]).select_related("fallback"):
         if model.shard - 1 not in {0} | (known := numbers()):
             new = next(number for number in count(1) if number not in known)

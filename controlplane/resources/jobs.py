@@ -133,7 +133,7 @@ SHARDS = Resource(
         Column("name", "Owner", draw="id"),
         Column("state", "State", draw=STATE, rest=False),
         Column("epoch", "Epoch", kind="num"),
-        Column("address", "Address", draw="id"),
+        Column("address", "Address", kind="id wrap"),
         Column("owned", type=bool, about="Whether its owner holds it now."),
         Column(
             "stands_by",

@@ -10,7 +10,6 @@ from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Deployment
 from controlplane.fleet.rollouts import services as rollouts
 
-
 DEPLOYMENTS = Deployment.objects.select_related("model", "region", "gpu_type")
 MAX_BAKE_S = 86_400
 
