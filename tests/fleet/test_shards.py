@@ -118,7 +118,7 @@ class TestDealing:
     @pytest.mark.parametrize("bound", ["shares GPUs"], indirect=True)
     def test_no_shared_gpus_in_another_shard(self, bound, other):
         Model.objects.filter(pk=other.pk).update(shard=2)
-        with pytest.raises(ValidationError, match="serves llama-3.1-8b of shard 1; other is in shard 2"):
+        with pytest.raises(ValidationError, match=r"serves llama-3\.1-8b of shard 1; other is in shard 2"):
             Instance.objects.get(deployment__model=other).full_clean()
 
     def test_by_a_fleet_file_together(self, bound, operator, tmp_path):
