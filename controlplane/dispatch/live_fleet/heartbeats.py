@@ -12,6 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable
+from datetime import datetime
 
 import aiohttp
 import orjson
@@ -19,17 +20,21 @@ from channels.db import database_sync_to_async
 from django.conf import settings
 from django.db import transaction
 
+from controlplane.background import spawn
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.lease import Lease
+from controlplane.dispatch.live_fleet import dark_regions
+from controlplane.dispatch.live_fleet.dark_regions import DarkRegions
 from controlplane.dispatch.live_fleet.health import Notice
 from controlplane.dispatch.live_fleet.inventory import POLLED, InstanceSpec
 from controlplane.dispatch.live_fleet.topology import Replica
 from controlplane.events.services import record
 from controlplane.fleet import services
 from controlplane.fleet.lifecycle.states import SERVING, ActionError, InstanceState
-from controlplane.fleet.models import CommandState, CommandVerb, Instance, Model
+from controlplane.fleet.models import CommandState, CommandVerb, Instance, Model, Region
 from controlplane.fleet.spot.services import record_evicted
 from controlplane.jobs.record import Job
+from scheduling.control.dark_regions import LOOK_S, UNANSWERED_S
 from scheduling.model_task import Task
 from workers.vllm.metrics import VllmMetrics, parse
 from workers.vllm.tasks import missing_paths, task_of
@@ -37,10 +42,14 @@ from workers.vllm.tasks import missing_paths, task_of
 logger = logging.getLogger(__name__)
 S = InstanceState
 ACTOR = "gateway"
-ROUND_S = 1.5
-"""Longest wait of a round for an answer; a slower one is awaited during the next rounds."""
+GIVEN_UP = SERVING | {S.SLEEPING}
+"""States of instances that silence or a failure fails."""
+ROUND_S = 1.0
+"""Longest wait of a round for its answers; a slower one is awaited during the next rounds."""
 METRICS_S = 30.0
 HEALTH_S = 1.5
+CHECKED_SHARE, CHECKED_MOST_S = 0.25, 5.0
+"""A silent instance is checked again after this share of its silence, and this time at the most."""
 DOUBT_S = 0.05
 """Pause before checking a server that cut a request off: one that shuts down closes its sockets one by one."""
 TOKENS_FLOW_S = 1.0
@@ -86,9 +95,12 @@ class Heartbeats:
         self.refresh = refresh
         self.lag_ms = 0.0  # duration of the last round
         self.job = job
+        self.regions = DarkRegions(dispatcher, self.clock)
         self._reading: dict[Replica, asyncio.Task[None]] = {}
+        self._checking: dict[Replica, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
+        watch = spawn(self._watch(), "watch for silent instances and regions")
         try:
             while True:
                 began = time.monotonic()
@@ -101,8 +113,35 @@ class Heartbeats:
                     with self.job:
                         await self._round(self._doubted())
         finally:
-            for reading in self._reading.values():
-                reading.cancel()
+            for task in (watch, *self._reading.values(), *self._checking.values()):
+                task.cancel()
+
+    async def _watch(self) -> None:
+        """Check instances that leave a heartbeat unanswered, and look for regions that do as a whole."""
+        owned = False
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                if self.lease.held:
+                    if not owned:
+                        self.regions.remember()
+                    self._check_silent()
+                    self.regions.look()
+                owned = self.lease.held
+            except Exception:
+                logger.exception("heartbeats: the watch for silence failed, and goes on")
+
+    def _check_silent(self) -> None:
+        now_s = self.clock()
+        for replica in self.topology.replicas.values():
+            health = replica.health
+            if now_s - health.unanswered_s < UNANSWERED_S or replica in self._checking:
+                continue
+            if replica.spec.state not in GIVEN_UP:
+                continue
+            if now_s - health.checked_s >= min(CHECKED_MOST_S, CHECKED_SHARE * (now_s - health.heard_s)):
+                health.checked_s = now_s
+                self._checking[replica] = asyncio.create_task(self._look_at_silence(replica))
 
     async def _is_doubted(self, within_s: float) -> bool:
         """Wait, and return whether an instance came into doubt meanwhile."""
@@ -125,20 +164,26 @@ class Heartbeats:
     async def _round(self, replicas: Iterable[Replica]) -> None:
         """Read each of *replicas* once. Raises the first error other than an instance's silence, after all were read."""
         replicas = list(replicas)
+        begun, now_s = [], self.clock()
         for replica in replicas:
-            if replica.spec.url and replica.spec.state in POLLED and replica not in self._reading:
-                if replica.health.heard_s == -math.inf:  # its silence begins here
-                    replica.health.heard(self.clock())
+            if not replica.spec.url or replica.spec.state not in POLLED:
+                continue
+            if replica.health.heard_s == -math.inf:  # its silence begins here
+                replica.health.heard(now_s)
+            replica.health.unanswered_s = min(replica.health.unanswered_s, now_s)
+            if replica not in self._reading:
                 self._reading[replica] = asyncio.create_task(self._read(replica))
-        if readings := [self._reading[replica] for replica in replicas if replica in self._reading]:
-            await asyncio.wait(readings, timeout=ROUND_S)
-        ended = {replica: reading for replica, reading in self._reading.items() if reading.done()}
-        for replica in ended:
-            del self._reading[replica]
-        await asyncio.gather(*map(self._look_at_silence, list(self._reading)))
+                begun.append(self._reading[replica])
+        if begun:
+            await asyncio.wait(begun, timeout=min(ROUND_S, settings.HEARTBEAT_S))
+        ended = []
+        for tasks in (self._reading, self._checking):
+            for replica, task in [*tasks.items()]:
+                if task.done():
+                    ended.append(tasks.pop(replica))
         await self._write_notices()
-        for reading in ended.values():
-            if not reading.cancelled() and (error := reading.exception()) is not None:
+        for task in ended:
+            if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
 
     async def _read(self, replica: Replica) -> None:
@@ -199,10 +244,10 @@ class Heartbeats:
 
     async def _look_at_silence(self, replica: Replica) -> None:
         """Handle a slow `/metrics` of *replica*: fail it if nothing else was heard from it for too long."""
-        if self.clock() - replica.health.heard_s < SLOW_S:
-            return
         if await self._is_healthy(replica):
             replica.health.heard(self.clock())
+        if replica not in self._reading or self._was_forgotten(replica):  # it has failed or answered otherwise
+            return
         silence_s = self.clock() - replica.health.heard_s
         replica.health.slow = silence_s >= SLOW_S and not self.topology.alone(replica)
         self.topology.settle(replica)
@@ -360,11 +405,13 @@ class Heartbeats:
             )
 
     async def _give_up(self, replica: Replica, reason: str, inputs: dict[str, object] | None = None) -> None:
-        if replica.spec.state not in SERVING | {InstanceState.SLEEPING}:
+        if replica.spec.state not in GIVEN_UP:
             return  # it is still loading, or known to be gone
         replica.reachable = False
         self.topology.settle(replica)
         self.dispatcher.lose(replica)
+        if self.topology.is_dark(replica.spec.region):  # no instance fails for the silence of its region
+            return
         await self._move(replica, InstanceState.FAILED, reason, inputs=inputs)
 
     async def _write_notices(self) -> None:
@@ -461,6 +508,10 @@ def _says_gone(error: Exception) -> bool:
 
 def _write(notices: list[Notice]) -> None:
     for one in notices:
-        rows = Instance.objects if one.kind.startswith("instance.") else Model.objects
-        subject = rows.filter(name=one.name).first()
+        kinds = {"instance": Instance.objects, "region": Region.objects}
+        subject = kinds.get(one.kind.partition(".")[0], Model.objects).filter(name=one.name).first()
+        if isinstance(subject, Region):
+            subject.dark_since = datetime.fromisoformat(one.inputs["at"]) if one.kind == dark_regions.DARK else None
+            subject.save(update_fields=["dark_since"])
+            services.notify()
         record(one.kind, subject, actor=ACTOR, reason=one.reason, inputs=one.inputs, severity=one.severity)
