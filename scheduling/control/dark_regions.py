@@ -13,6 +13,8 @@ from typing import Final, NamedTuple
 
 LOOK_S: Final = 0.2
 """Period of `look`."""
+LATE_S: Final = 0.35
+"""Time since the last look from which one is late: the gateway itself was busy, and what it has not heard says nothing."""
 LOOKS: Final = 2
 """Looks in a row that must see the silence: the first may come before answers that are there already are read."""
 SILENT_S: Final = 1.5
@@ -73,7 +75,7 @@ class DarkRegions:
 
     def look(self, seen: Mapping[str, Sight], now_s: float) -> dict[str, bool]:
         """Return the regions that changed: True where one went dark, False where it is returned to."""
-        late, self._looked_s = now_s - self._looked_s > 2 * LOOK_S, now_s
+        late, self._looked_s = now_s - self._looked_s > LATE_S, now_s
         answering = {name for name, sight in seen.items() if sight.silent < sight.instances and not sight.is_silent}
         changed = dict[str, bool]()
         for name in seen.keys() | self._regions.keys():
@@ -81,16 +83,20 @@ class DarkRegions:
             if region.dark:
                 region.answers_s = math.inf if sight.is_silent else min(region.answers_s, now_s)
                 if now_s - region.answers_s >= region.wait_s:
-                    region.dark, region.looks, region.returned_s = False, 0, now_s
+                    region.dark, region.returned_s = False, now_s
                     changed[name] = False
                 continue
             region.looks = region.looks + 1 if sight.is_silent and answering - {name} and not late else 0
             if region.looks >= LOOKS:
                 first = now_s - region.returned_s > FORGIVEN_S
-                region.dark, region.answers_s = True, math.inf
+                region.dark, region.looks, region.answers_s = True, 0, math.inf
                 region.departures = 1 if first else region.departures + 1
                 changed[name] = True
         return changed
+
+    def is_suspect(self, region: str) -> bool:
+        """Whether the next look may find *region* dark."""
+        return self._regions[region].looks > 0
 
     def share(self, region: str, now_s: float) -> float:
         """Return the share of what its instances run at once that *region* is given: 0 while dark, 1 long after."""

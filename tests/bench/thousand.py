@@ -171,12 +171,14 @@ class Bench:
         await asyncio.sleep(options.seconds)
         share = (cpu_s(self.gateway) - phase.cpu_s) / (time.monotonic() - phase.began_s)
         result["quiet"] = {"gateway_cpu_share": share, "rss_mb": rss_mb(self.gateway), "jobs_ms": self.jobs()}
+        print("quiet", result["quiet"], flush=True)
         requests = asyncio.create_task(self.load.run())
         await asyncio.sleep(3.0)
         for name in options.phases:
             phase = self.begin()
             more = await getattr(self, name)()
             result[name] = self.end(phase) | more
+            print(name, result[name], flush=True)
         requests.cancel()
         await asyncio.wait([requests])
         return result
@@ -211,7 +213,7 @@ class Bench:
         back_s = time.monotonic()
         for _ in range(40):
             await asyncio.sleep(1.0)
-            rows = self.summary()["instances"]
+            rows = self.summary().get("instances") or {"max_num_seqs": (), "region": ()}
             share.append(sum(n for n, r in zip(rows["max_num_seqs"], rows["region"], strict=True) if r == REGIONS[-1]))
             at_once.append(self.ready())
         hurt = [one.sent_s - began_s for one in self.load.answers if one.sent_s >= began_s - 2 and self._hurt(one)]

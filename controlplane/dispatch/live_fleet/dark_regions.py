@@ -3,6 +3,7 @@
 A dark region's instances stay what they are in their rows: none fails for the silence of its region, and none is replaced.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 
@@ -15,12 +16,17 @@ from scheduling.control import dark_regions
 from scheduling.control.dark_regions import SILENT_S, UNANSWERED_S, Sight
 
 DARK, ANSWERS = "region.dark", "region.answers"
+CHECKED = 8
+"""Silent instances of a region whose `/health` is checked before it is dark."""
 
 
 class DarkRegions:
     def __init__(self, dispatcher: Dispatcher, clock: Callable[[], float]) -> None:
         self.dispatcher, self.topology, self.clock = dispatcher, dispatcher.topology, clock
         self.rule = dark_regions.DarkRegions()
+        self.suspects: list[Replica] = []
+        """A few instances of regions that may be about to go dark: their `/health` is checked before the next look."""
+        self._suspected_s = 0.0
 
     def remember(self) -> None:
         """Take over the regions that are dark by their rows, from the process that owned them before."""
@@ -33,19 +39,24 @@ class DarkRegions:
     def look(self) -> None:
         """Leave regions that went dark, and let those that answer return. Call every `LOOK_S`."""
         now_s, topology = self.clock(), self.topology
-        counts = dict[str, list[int]]()
+        counts, silent = Counter[str](), dict[str, list[Replica]]()
         for one in topology.replicas.values():
             if one.spec.state in SERVING and one.spec.url:
-                count = counts.setdefault(one.spec.region, [0, 0])
-                count[0] += 1
-                count[1] += self._is_silent(one, now_s)
-        seen = {name: Sight(*count) for name, count in counts.items()}
+                counts[one.spec.region] += 1
+                if self._is_silent(one, now_s):
+                    silent.setdefault(one.spec.region, []).append(one)
+        for one in self.suspects:
+            if one.health.heard_s >= self._suspected_s:  # so the others may be heard too: the gateway is behind
+                silent.pop(one.spec.region, None)
+        seen = {name: Sight(count, len(silent.get(name, ()))) for name, count in counts.items()}
         changed = self.rule.look(seen, now_s)
         shares = {name: share for name in (*seen, *changed) if (share := self.rule.share(name, now_s)) < 1.0}
         altered = {
             name for name in shares.keys() | topology.shares.keys() if shares.get(name) != topology.shares.get(name)
         }
         topology.shares = shares
+        self._suspected_s = now_s
+        self.suspects = [one for name in seen if self.rule.is_suspect(name) for one in silent[name][:CHECKED]]
         for name, dark in changed.items():
             self._leave(name, seen[name], now_s) if dark else self._return(name, now_s)
         if altered:

@@ -27,14 +27,14 @@ from controlplane.dispatch.live_fleet import dark_regions
 from controlplane.dispatch.live_fleet.dark_regions import DarkRegions
 from controlplane.dispatch.live_fleet.health import Notice
 from controlplane.dispatch.live_fleet.inventory import POLLED, InstanceSpec
-from controlplane.dispatch.live_fleet.topology import Replica
+from controlplane.dispatch.live_fleet.topology import Counted, Replica
 from controlplane.events.services import record
 from controlplane.fleet import services
 from controlplane.fleet.lifecycle.states import SERVING, ActionError, InstanceState
 from controlplane.fleet.models import CommandState, CommandVerb, Instance, Model, Region
 from controlplane.fleet.spot.services import record_evicted
 from controlplane.jobs.record import Job
-from scheduling.control.dark_regions import LOOK_S, UNANSWERED_S
+from scheduling.control.dark_regions import LOOK_S
 from scheduling.model_task import Task
 from workers.vllm.metrics import VllmMetrics, parse
 from workers.vllm.tasks import missing_paths, task_of
@@ -125,21 +125,21 @@ class Heartbeats:
                 if self.lease.held:
                     if not owned:
                         self.regions.remember()
-                    self._check_silent()
                     self.regions.look()
+                    self._check_silence()
                 owned = self.lease.held
             except Exception:
                 logger.exception("heartbeats: the watch for silence failed, and goes on")
 
-    def _check_silent(self) -> None:
-        now_s = self.clock()
-        for replica in self.topology.replicas.values():
-            health = replica.health
-            if now_s - health.unanswered_s < UNANSWERED_S or replica in self._checking:
+    def _check_silence(self) -> None:
+        """Check instances that are silent for long, and a few of those of a region that seems to go dark."""
+        now_s, suspects = self.clock(), self.regions.suspects
+        for replica in (*self._reading, *suspects):
+            health, silence_s = replica.health, self.clock() - replica.health.heard_s
+            if replica in self._checking or replica.spec.state not in GIVEN_UP:
                 continue
-            if replica.spec.state not in GIVEN_UP:
-                continue
-            if now_s - health.checked_s >= min(CHECKED_MOST_S, CHECKED_SHARE * (now_s - health.heard_s)):
+            pause_s = min(CHECKED_MOST_S, CHECKED_SHARE * silence_s)
+            if replica in suspects or (silence_s >= SLOW_S and now_s - health.checked_s >= pause_s):
                 health.checked_s = now_s
                 self._checking[replica] = asyncio.create_task(self._look_at_silence(replica))
 
@@ -458,28 +458,27 @@ class Heartbeats:
 
         Tokens are vLLM's own counters, which grow while an answer is made, streamed or not.
         """
-        now = time.monotonic()
+        now = Counted(
+            time.monotonic(), metrics.generation_tokens_total, metrics.prompt_tokens_total, metrics.preemptions_total,
+            metrics.prefix_queries_total, metrics.prefix_hits_total,
+        )  # fmt: skip
         readings = replica.readings
-        if readings and metrics.generation_tokens_total < readings[-1][1].generation_tokens_total:
+        if readings and now.output_tokens < readings[-1].output_tokens:
             readings.clear()  # it was restarted
             replica.output_tokens_per_s = replica.prompt_tokens_per_s = 0.0
-        readings.append((now, metrics))
-        while readings[0][0] < now - HISTORY_S:
+        readings.append(now)
+        while readings[0].at_s < now.at_s - HISTORY_S:
             readings.popleft()
-        first_s, first = readings[0]
-        elapsed_s = now - first_s
-        if elapsed_s <= 0:
+        first = readings[0]
+        if now.at_s <= first.at_s:
             return
-        replica.preemptions_per_min = (metrics.preemptions_total - first.preemptions_total) * 60 / elapsed_s
-        recent_s, recent = next((one for one in readings if now - TOKENS_S <= one[0] < now), readings[-2])
-        replica.output_tokens_per_s = (metrics.generation_tokens_total - recent.generation_tokens_total) / (
-            now - recent_s
-        )
-        replica.prompt_tokens_per_s = (metrics.prompt_tokens_total - recent.prompt_tokens_total) / (now - recent_s)
-        queries = metrics.prefix_queries_total - first.prefix_queries_total
-        replica.prefix_hit_ratio = (
-            (metrics.prefix_hits_total - first.prefix_hits_total) / queries if queries > 0 else None
-        )
+        replica.preemptions_per_min = (now.preemptions - first.preemptions) * 60 / (now.at_s - first.at_s)
+        recent = next((one for one in readings if now.at_s - TOKENS_S <= one.at_s < now.at_s), readings[-2])
+        recent_s = now.at_s - recent.at_s
+        replica.output_tokens_per_s = (now.output_tokens - recent.output_tokens) / recent_s
+        replica.prompt_tokens_per_s = (now.prompt_tokens - recent.prompt_tokens) / recent_s
+        queries = now.prefix_queries - first.prefix_queries
+        replica.prefix_hit_ratio = (now.prefix_hits - first.prefix_hits) / queries if queries > 0 else None
         self.topology.fleet.cached_share[replica.slot] = replica.prefix_hit_ratio or 0.0
 
 

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -99,6 +100,17 @@ class Request(Struct, eq=False):
         return self.evictions > 0 or self.kept_tokens > 0
 
 
+class Counted(NamedTuple):
+    """Counters of a heartbeat, of which rates are made."""
+
+    at_s: float  # monotonic
+    output_tokens: float
+    prompt_tokens: float
+    preemptions: float
+    prefix_queries: float
+    prefix_hits: float
+
+
 MOST_NOTICES = 1000
 
 
@@ -186,7 +198,7 @@ class Replica:
     moving: bool = False  # a change of state is being written
     output_tokens_per_s: float = 0.0  # by its counters
     prompt_tokens_per_s: float = 0.0
-    readings: deque[tuple[float, VllmMetrics]] = field(default_factory=deque)  # of the last minute, by monotonic time
+    readings: deque[Counted] = field(default_factory=deque)  # of the last minute
     obstacle: str = ""  # why it is not considered present, as noted on the row of one started elsewhere
     identified_s: float = -math.inf  # when it was identified as another server
     round_trip: RoundTrip = field(default_factory=RoundTrip)
