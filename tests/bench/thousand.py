@@ -168,9 +168,15 @@ class Bench:
                 await asyncio.sleep(0.5)
         await asyncio.sleep(3.0)
         phase = self.begin()
-        await asyncio.sleep(options.seconds)
-        share = (cpu_s(self.gateway) - phase.cpu_s) / (time.monotonic() - phase.began_s)
-        result["quiet"] = {"gateway_cpu_share": share, "rss_mb": rss_mb(self.gateway), "jobs_ms": self.jobs()}
+        heartbeats = await self.count_heartbeats(options.seconds)
+        used_s = cpu_s(self.gateway) - phase.cpu_s
+        result["quiet"] = {
+            "gateway_cpu_share": used_s / (time.monotonic() - phase.began_s),
+            "heartbeats_per_s": heartbeats / options.seconds,
+            "cpu_us_per_heartbeat": 1e6 * used_s / max(heartbeats, 1),
+            "rss_mb": rss_mb(self.gateway),
+            "jobs_ms": self.jobs(),
+        }
         print("quiet", result["quiet"], flush=True)
         requests = asyncio.create_task(self.load.run())
         await asyncio.sleep(3.0)
@@ -182,6 +188,17 @@ class Bench:
         requests.cancel()
         await asyncio.wait([requests])
         return result
+
+    async def count_heartbeats(self, seconds: float) -> int:
+        """Count answered heartbeats over *seconds*; on a busy machine they are fewer than one a second and instance."""
+        end_s, seen, count = time.monotonic() + seconds, dict[str, float](), 0
+        while time.monotonic() < end_s:
+            rows = self.summary().get("instances") or {"name": (), "heartbeat_at": ()}
+            for name, at in zip(rows["name"], rows["heartbeat_at"], strict=True):
+                count += seen.get(name, at) != at
+                seen[name] = at
+            await asyncio.sleep(0.4)
+        return count
 
     def jobs(self) -> dict[str, float]:
         jobs = (self.summary().get("system") or {}).get("jobs", [])

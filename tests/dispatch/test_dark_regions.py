@@ -7,6 +7,8 @@ from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.dark_regions import ANSWERS, DARK, DarkRegions
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
 from controlplane.dispatch.live_fleet.topology import Topology
+from controlplane.dispatch.observation import Observation
+from controlplane.dispatch.snapshot import Snapshot
 from scheduling.control.dark_regions import DOUBLED_S, LOOK_S, RETURN_S
 from scheduling.policy import EndpointPolicy
 
@@ -152,3 +154,13 @@ def test_one_health_check_that_is_answered_spares_the_region(world):
         for one in world.regions.suspects[:1]:
             one.health.heard(world.now_s)
     assert not world.notices()
+
+
+def test_a_simulation_that_starts_then_has_it_serve_nothing(world):
+    begun = world.ask()
+    world.dispatcher.take(port.Advanced(((begun, 3),)))
+    world.watch(2.0, silent=["west"])
+    observation = Observation(world.topology, lambda each: 0, lambda each: (0, 0.0, 0.0), lambda: world.now_s)
+    state = Snapshot(world.dispatcher, observation, dict)()
+    assert {(one.region, one.state.value) for one in state.instances} == {("east", "READY"), ("west", "FAILED")}
+    assert not state.running
