@@ -50,6 +50,8 @@ METRICS_S = 30.0
 HEALTH_S = 1.5
 CHECKED_SHARE, CHECKED_MOST_S = 0.25, 5.0
 """A silent instance is checked again after this share of its silence, and this time at the most."""
+BEHIND_S = 0.5
+"""Delay of the watch for silence that shows that the process itself had no processor: silence counts from then on."""
 DOUBT_S = 0.05
 """Pause before checking a server that cut a request off: one that shuts down closes its sockets one by one."""
 TOKENS_FLOW_S = 1.0
@@ -98,6 +100,8 @@ class Heartbeats:
         self.regions = DarkRegions(dispatcher, self.clock)
         self._reading: dict[Replica, asyncio.Task[None]] = {}
         self._checking: dict[Replica, asyncio.Task[None]] = {}
+        self._behind_s = -math.inf
+        """When this process was last found behind: it did not listen until then, whatever instances said."""
 
     async def run(self) -> None:
         watch = spawn(self._watch(), "watch for silent instances and regions")
@@ -118,9 +122,12 @@ class Heartbeats:
 
     async def _watch(self) -> None:
         """Check instances that leave a heartbeat unanswered, and look for regions that do as a whole."""
-        owned = False
+        owned, looked_s = False, self.clock()
         while True:
             await asyncio.sleep(LOOK_S)
+            before_s, looked_s = looked_s, self.clock()
+            if looked_s - before_s > LOOK_S + BEHIND_S:
+                self._behind_s = looked_s
             try:
                 if self.lease.held:
                     if not owned:
@@ -248,7 +255,7 @@ class Heartbeats:
             replica.health.heard(self.clock())
         if replica not in self._reading or self._was_forgotten(replica):  # it has failed or answered otherwise
             return
-        silence_s = self.clock() - replica.health.heard_s
+        silence_s = self.clock() - max(replica.health.heard_s, self._behind_s)
         replica.health.slow = silence_s >= SLOW_S and not self.topology.alone(replica)
         self.topology.settle(replica)
         if silence_s >= SILENT_S:
