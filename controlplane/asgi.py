@@ -10,13 +10,12 @@
 """
 
 import asyncio
-import copy
-import dataclasses
 import os
 import re
 import signal
 import threading
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Any, cast
 
@@ -45,7 +44,8 @@ from controlplane.batches.feeder import TICK_S, Feeder
 from controlplane.batches.services import MAX_FILE_BYTES
 from controlplane.console.live.feed import feed
 from controlplane.console.urls import websocket_urlpatterns
-from controlplane.gateway.admission.limits import Limits
+from controlplane.dispatch.dispatcher import Dispatcher
+from controlplane.dispatch.lease import BATCHES
 from controlplane.gateway.admission.validation import PATH_KINDS
 from controlplane.gateway.errors import too_large
 from controlplane.gateway.process import Gateway, end
@@ -113,7 +113,7 @@ def reported(send: Send, gateway: Gateway) -> Send:
     """Return *send* for an answer to a report about a run: the dispatcher hears of it before the tenant does."""
 
     async def send_answer(message: Any) -> None:
-        deliver_reports(gateway.dispatcher.runs)
+        deliver_reports(gateway.dispatchers.send)
         await send(message)
 
     return send_answer
@@ -167,11 +167,10 @@ async def lifespan(gateway: Gateway, receive: Receive, send: Send) -> None:
             except Exception as error:
                 await send({"type": "lifespan.startup.failed", "message": f"gateway: {error}"})
                 raise
-            jobs = {
-                "batches": feeder_of(gateway).run(),
-                "applications": follow_applications(gateway),
-                "alerts": alert_watch_of(gateway).run(),
-            }
+            jobs = {"batches": feeder_of(gateway).run()}
+            if gateway.dispatching is not None:
+                jobs["applications"] = follow_applications(gateway, gateway.dispatching.dispatcher)
+                jobs["alerts"] = alert_watch_of(gateway).run()
             feeding += [spawn(work, name) for name, work in jobs.items()]
             on_stop(gateway.step_down)
             await send({"type": "lifespan.startup.complete"})
@@ -199,23 +198,21 @@ def on_stop(call: Callable[[], None]) -> None:
 
 
 def feeder_of(gateway: Gateway) -> Feeder:
-    """What answers batches by *gateway*, outside of its tenants' limits."""
-    completions = copy.copy(gateway.http.completions)
-    completions.admission = dataclasses.replace(completions.admission, limits=Limits())
+    """What answers batches by *gateway*."""
     return Feeder(
-        completions,
+        gateway.http.completions,
         ledger=gateway.ledger,
-        owns=gateway.owns,
+        owns=partial(gateway.lease.holds, BATCHES),
         job=gateway.jobs.add("feed-batches", TICK_S, "database"),
     )
 
 
-async def follow_applications(gateway: Gateway) -> None:
+async def follow_applications(gateway: Gateway, dispatcher: Dispatcher) -> None:
     """Have other platforms warm what runs will need, and give the dispatcher of *gateway* the demand graphs of applications
     and their runs in progress."""
     job = gateway.jobs.add("applications", warming.PERIOD_S, "database")
-    units = warming.UnitWarming(gateway.dispatcher.prewarming, gateway.owns)
-    graphs = GraphFeeder(gateway.dispatcher.runs, gateway.owns)
+    units = warming.UnitWarming(dispatcher.prewarming, gateway.owns)
+    graphs = GraphFeeder(dispatcher.runs, gateway.owns)
     try:
         while True:
             with job:

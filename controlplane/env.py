@@ -89,6 +89,11 @@ class Environment(Tunable, BaseSettings):
     tools find them; needs the extra `s3`); default is a folder in the state folder."""
     HOST: str = ""
     """Name of this machine among the hosts that run vLLM processes; default is its host name. Set it in containers."""
+    PART: Literal["whole", "relay", "dispatcher"] = "whole"
+    """Part of the gateway that this web process is: `relay` answers requests and `dispatcher` decides about them, `whole` is
+    both."""
+    DISPATCHER_BIND: str = ""
+    """Address on which a dispatcher listens for relays, `tcp://host:port` or `ipc://path`; default is none."""
     EMULATOR_PORT: Port = 8100
     """Port of the emulated fleet that `manage.py up` starts."""
 

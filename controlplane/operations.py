@@ -68,10 +68,10 @@ class Operations:
         gateway = self.gateway
         return {
             "gateway": "ok" if gateway.ready and not gateway.stopping else "starting or stopping",
-            "lease": "ok" if gateway.lease.held else f"standing by for {gateway.lease.holder or 'the database'}",
-            "database": "ok" if gateway.inventory_job.ok else gateway.inventory_job.last_error,
+            "lease": "ok" if gateway.serves() else f"standing by for {gateway.lease.first.name or 'the database'}",
+            "database": "ok" if gateway.database_job.ok else gateway.database_job.last_error,
             "writes": f"{failure}; serving continues" if (failure := gateway.parts.no_writes) else "ok",
-            "redis": "ok" if gateway.publisher.job.ok else "does not answer; serving continues",
+            "redis": "ok" if gateway.redis_job.ok else "does not answer; serving continues",
             "ledger": gateway.ledger.trouble or "ok",
             "tasks": f"died: {deaths}" if (deaths := background.summary()) else "ok",
         }
@@ -156,7 +156,7 @@ class GatewayCollector:
         self.gateway = gateway
 
     def collect(self) -> Iterator[Metric]:
-        records, dispatcher = self.gateway.records, self.gateway.dispatcher
+        records, dispatcher = self.gateway.records, self.gateway.dispatching.dispatcher
         yield gauge("info", "Version of this process.", ("version",), [((__version__,), 1)])
         yield counter("requests", "Requests ended.", (*SERIES, "outcome"), counted(records.totals))
         about = "Requests whose promise was unreachable on arrival."
@@ -184,7 +184,7 @@ class GatewayCollector:
         yield from self._process()
 
     def _endpoints(self) -> Iterator[Metric]:
-        topology, dispatcher = self.gateway.topology, self.gateway.dispatcher
+        topology, dispatcher = self.gateway.dispatching.topology, self.gateway.dispatching.dispatcher
         slots = {
             (endpoint.model, endpoint.region): [replica.slot for replica in topology.members(endpoint)]
             for endpoint in topology.own_endpoints
@@ -206,7 +206,7 @@ class GatewayCollector:
 
     def _service_levels(self) -> Iterator[Metric]:
         """Yield attainment, what burn rates over any time are computed from, and the latency of the last minute."""
-        records, models = self.gateway.records, self.gateway.topology.models
+        records, models = self.gateway.records, self.gateway.dispatching.topology.models
         of_class = [
             ((model, one.slo_class), one) for model in models for one in records.service_levels.of(f"model {model}")
         ]
@@ -270,7 +270,8 @@ class GatewayCollector:
             (gauge, "event_loop_busy_ratio", "Share of its time that the event loop computes.",
              gateway.http.completions.load.share),
             (gauge, "lease_held", "1 if this process owns the regions.", gateway.lease.held),
-            (gauge, "heartbeat_round_seconds", "Time of the last round of heartbeats.", gateway.heartbeats.lag_ms / 1000),
+            (gauge, "heartbeat_round_seconds", "Time of the last round of heartbeats.",
+             gateway.dispatching.heartbeats.lag_ms / 1000),
             (gauge, "ledger_held_rows", "Ledger rows not yet written.", ledger.held),
             (counter, "ledger_written_rows", "Ledger rows written.", ledger.written),
             (counter, "ledger_lost_rows", "Ledger rows given up.", ledger.given_up),

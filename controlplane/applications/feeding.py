@@ -13,7 +13,8 @@ from django.utils import timezone
 from controlplane.applications.models import Application, ApplicationRun, RunOutcome, UnitReport
 from controlplane.applications.selectors import known_graph
 from controlplane.applications.services import IDLE, MAX_CALLS, SESSION_IDLE, calls_of
-from controlplane.dispatch.runs import MAX_OPENED, MAX_UNIT_S, ApplicationRuns, RunReport
+from controlplane.dispatch.port import RunReport
+from controlplane.dispatch.runs import MAX_OPENED, MAX_UNIT_S, ApplicationRuns
 from controlplane.gateway.models import LedgerRow, Outcome
 from scheduling.applications.recording import SESSION_UNITS
 from scheduling.applications.standings import KnownGraph, PastCall

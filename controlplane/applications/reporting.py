@@ -14,9 +14,9 @@ from django.db import transaction
 from controlplane.accounts.models import Tenant, User
 from controlplane.applications.models import ApplicationRun, RunOutcome, UnitReport
 from controlplane.applications.services import IDLE, MAX_APPLICATIONS, application_of
+from controlplane.dispatch.port import RunReport, Send
 from controlplane.dispatch.queues.commands import ask_of_run
 from controlplane.dispatch.queues.operations import RunAction
-from controlplane.dispatch.runs import ApplicationRuns, RunReport
 from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.gateway.errors import ApiError, invalid
@@ -32,10 +32,10 @@ REPORTS: Final[deque[RunReport]] = deque(maxlen=MAX_HELD)
 """Reports that this process has taken and not handed over yet; they are rows already."""
 
 
-def deliver_reports(runs: ApplicationRuns) -> None:
+def deliver_reports(send: Send) -> None:
     """Hand the reports over, in their order."""
     while REPORTS:
-        runs.report(REPORTS.popleft())
+        send(REPORTS.popleft())
 
 
 def _run(tenant: Tenant, name: str, run: str, now: datetime) -> ApplicationRun:

@@ -55,22 +55,22 @@ class Core:
 
     # Admit
 
-    def admit(self, asked: port.Asked) -> None:
-        """Queue *asked* at its endpoint and give out what has room.
+    def admit(self, asked: port.Asked, *, again: bool = False) -> None:
+        """Queue *asked* at its endpoint and give out what has room; *again*: another dispatcher had admitted it.
 
         Refused with 503 if nothing serves its model or soon will, with 429 if the queue is full.
         """
         preferred = self.topology.candidates(asked.model, asked.region)
         own = self.topology.endpoints[int(preferred[0])] if preferred.size else None
         own_region = own.spec.region if own is not None else ""
-        arrival = Arrival(asked, own, self.placement.choose_endpoint(self.candidates(asked)))
+        arrival = Arrival(asked, own, self.placement.choose_endpoint(self.candidates(asked)), again=again)
         refusal = self._refusal(arrival)
         asked, endpoint = arrival.asked, arrival.endpoint
         if refusal is not None or endpoint is None:
             self.deliver(replace(refusal or none_serves(asked), own_region=own_region))
             return
         adapter = self.topology.adapter_number(asked.adapter)
-        request = Request(asked, self.possible(asked), endpoint, own_region=own_region, adapter=adapter)
+        request = Request(asked, self.possible(asked), endpoint, own_region=own_region, adapter=adapter, again=again)
         self.requests[asked.number] = request
         self.table.open(request)
         if arrival.hold is not None:
@@ -78,12 +78,49 @@ class Core:
         else:
             self.enqueue(request, endpoint)
 
+    def reopen(self, opened: port.Open) -> None:
+        """Take up a request that another dispatcher had: where it runs, or in its order among what waits."""
+        asked, placed = opened.asked, opened.placed
+        if placed is None and not (opened.attempts or opened.released):
+            self.admit(asked, again=True)
+            return
+        replica = None if placed is None else self.topology.started(placed.instance, placed.ready_at)
+        endpoint = self.placement.choose_endpoint(self.candidates(asked)) if replica is None else replica.endpoint
+        if endpoint is None:
+            self.deliver(none_serves(asked))
+            return
+        request = Request(asked, self.possible(asked), endpoint, adapter=self.topology.adapter_number(asked.adapter))
+        request.again, request.attempts, request.evictions = True, opened.attempts, opened.evictions
+        request.released_s = self.clock() if opened.released else None
+        self.requests[asked.number] = request
+        self.table.open(request)
+        if opened.kept_tokens:
+            _keep(request, opened.kept_tokens)
+            self.table.write(request)
+        if placed is None:
+            self.enqueue(request, endpoint)
+        elif replica is None:
+            self.deliver(port.Lost(asked.number))
+        else:
+            for queued in self.hooks["queued"]:
+                queued(request)
+            self.queue.add(request, endpoint)
+            self.placement.give(request, replica, placed)
+            self.advance([(asked.number, opened.output_tokens)])
+
+    def forget(self, requests: Sequence[Request]) -> None:
+        """End *requests* without a word: their relay has gone, or another dispatcher has them."""
+        for request in sorted(requests, key=lambda each: each.replica is not None):  # else some of them would be placed
+            self.end(request)
+
     def _refusal(self, arrival: Arrival) -> port.Refused | None:
         for admit in self.hooks["admit"]:
             refusal: port.Refused | None = admit(arrival)
             if refusal is not None:
                 return refusal
-        return None if arrival.hold or arrival.endpoint is None else self._full(arrival.asked, arrival.endpoint)
+        if arrival.hold or arrival.endpoint is None or arrival.again:
+            return None
+        return self._full(arrival.asked, arrival.endpoint)
 
     def candidates(self, asked: port.Asked) -> NDArray[np.int32]:
         """Return the endpoints that may serve *asked*, in order of preference."""
@@ -239,7 +276,7 @@ class Core:
         request.evictions += left.evicted
         _keep(request, left.kept_tokens)
         self.table.write(request)
-        self.place_again(request, busy=left.failure == port.BUSY)
+        self.place_again(request, busy=left.failure in (port.BUSY, port.NOT_ALLOWED))
 
     def end(self, request: Request, output_tokens: int | None = None) -> None:
         """Forget *request*, wherever it is: every request leaves here. Without *output_tokens* it was not answered."""

@@ -89,6 +89,10 @@ class Dispatcher(Core):
                 self.advance(record.tokens)
             case port.Asked():
                 self.admit(record)
+            case port.Open():
+                self.reopen(record)
+            case port.RunReport():
+                self.runs.report(record)
             case port.Finished():
                 if (request := self.requests.get(record.number)) is not None:
                     self.finish(request, record.output_tokens)
@@ -118,6 +122,7 @@ class Dispatcher(Core):
                 fallback=model.fallback,
                 fallback_wait_s=model.fallback_wait_s,
                 tokenizer=self.blocks.tokenizer(name),
+                shard=model.shard,
             )
             for name, model in topology.models.items()
         )
@@ -127,7 +132,7 @@ class Dispatcher(Core):
         adapters = (
             port.ServedModel(
                 one.name, base.context_tokens, one.created_at, one.base in lora, one.base in topology.by_prefix, base.task,
-                base=one.base, tokenizer=self.blocks.tokenizer(one.base), tenant_id=one.tenant_id,
+                base=one.base, tokenizer=self.blocks.tokenizer(one.base), tenant_id=one.tenant_id, shard=base.shard,
             )
             for one in topology.adapters.values()
             if (base := topology.models.get(one.base)) is not None

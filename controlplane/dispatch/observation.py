@@ -23,7 +23,7 @@ class Demand(stages.Stage):
         self.clock = clock
 
     def admit(self, arrival: stages.Arrival) -> None:
-        if arrival.own is not None:
+        if arrival.own is not None and not arrival.again:
             arrival.own.count_demand(arrival.asked, self.clock())
 
 

@@ -1,7 +1,7 @@
 """The endpoint of a request, and its instance: each decision is one compiled call."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,8 @@ class Placement:
     """Stages that act when an instance gets a request."""
 
     owns: Callable[[], bool] = lambda: True  # whether this process may place
+    epochs: Mapping[str, int] = field(default_factory=dict)
+    """Of this process as the owner, by shard."""
 
     def __post_init__(self) -> None:
         self._candidates = np.zeros((CANDIDATES, columns.COLUMNS))  # of the current decision
@@ -103,11 +105,23 @@ class Placement:
                     adapter=request.asked.adapter,
                     adapter_source=topology.adapter_source(request.asked.adapter),
                     unload=request.unload,
+                    epoch=self.epochs.get(endpoint.spec.shard, 0),
                 )
             )
 
         if grouped and queue.count(endpoint):
             kernels.insert_loose(topology.fleet, topology.arrays, queue.arrays, endpoint.index)
+
+    def give(self, request: Request, replica: Replica, placed: Placed) -> None:
+        """Give *request*, which has just been queued, to *replica*, where another dispatcher has placed it."""
+        topology, arrays, slot = self.topology, self.queue.arrays, request.slot
+        prompt, output = int(arrays.prompt_tokens[slot]), int(arrays.output_tokens[slot])
+        self._send(replica.endpoint, slot, replica.slot)
+        self.queue.take_out(slot)
+        request.placed_s, request.queue_key_s = placed.placed_s, placed.queue_key_s
+        kernels.add_prefill(topology.fleet, topology.arrays, replica.slot, prompt, output, request.placed_s)
+        for hook in self.placed:
+            hook(request, replica)
 
     def _route(self, endpoint: Endpoint, policy: int) -> tuple[int, int]:
         """Return the first request of *endpoint* and its instance by the router; (-1, -1) if none has room."""

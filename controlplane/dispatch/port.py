@@ -1,16 +1,17 @@
 """Records between the HTTP side and the decision side, all serializable.
 
-The gateway sends `Asked`, `Advanced`, `Prefix`, `Finished`, `Left` and `Backlog`; the dispatcher answers with `Held`,
-`Queued`, `Rerouted`, `Waiting`, `Admission`, `Placed`, `PrefixWanted`, `Refused`, `Evict` and `Lost`, says with `FellBack`
-that the fallback of its model serves it, asks for adapters with `Warm` and for system prompts with `WarmPrefix`, which
-`PrefixWarmed` answers, and lists the available models in `ServedModels`. A request is identified by its *number*, unique
-within the gateway that submits it. Moments in `_s` are seconds of the machine's monotonic
-clock, those in `_at` epoch seconds.
+The gateway sends `Asked`, `Open`, `Advanced`, `Prefix`, `Finished`, `Left`, `Backlog` and `RunReport`; the dispatcher
+answers with `Held`, `Queued`, `Rerouted`, `Waiting`, `Admission`, `Placed`, `PrefixWanted`, `Refused`, `Evict` and `Lost`,
+says with `FellBack` that the fallback of its model serves it, asks for adapters with `Warm` and for system prompts with
+`WarmPrefix`, which `PrefixWarmed` answers, and lists the available models in `ServedModels`. Of limits and budgets, which
+the first dispatcher counts for all, the gateway sends `Enter`, `Leave` and `LoadWanted`, and is answered with `Entered`,
+`NotEntered`, `Load` and `Spent`. A request is identified by its *number*, unique over all relays. Moments in `_s` are
+seconds of the machine's monotonic clock, those in `_at` epoch seconds.
 """
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -26,6 +27,8 @@ ERROR = "error"
 """Failure: the answer was an internal error, or malformed."""
 BUSY = "busy"
 """Failure: the instance reported that it takes no more for a while."""
+NOT_ALLOWED = "not_allowed"
+"""Failure of none: the gateway of the request may not send it to this instance."""
 INSTANCES_BUSY = "instances_busy"
 """Refusal code of a request that an instance refused as busy, when no other can take it."""
 
@@ -36,8 +39,8 @@ ESTIMATE = "estimate"
 """or by what it was given."""
 
 
-class Record(Struct, frozen=True, gc=False):
-    """A record; created in a fifth of the time of a frozen dataclass, written as JSON or msgpack by msgspec.
+class Part(Struct, frozen=True, gc=False):
+    """A part of records; created in a fifth of the time of a frozen dataclass.
 
     Without `gc` the collector does not walk it: no record is part of a reference cycle.
     """
@@ -46,6 +49,10 @@ class Record(Struct, frozen=True, gc=False):
         """Return the fields without the secret of an instance."""
         shown = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "api_key")
         return f"{type(self).__name__}({', '.join(shown)})"
+
+
+class Record(Part, frozen=True, gc=False, tag=True, array_like=True):
+    """A record, which passes between processes as a list in msgpack, its name first (`controlplane.dispatch.link`)."""
 
 
 # From the gateway
@@ -135,13 +142,29 @@ class Left(Record, frozen=True):
 
     number: int
     again: bool = False  # place it again, with its first queue key
-    failure: str = ""  # of its instance: SILENT, CUT, DEAD, ERROR, BUSY, or ""
+    failure: str = ""  # of its instance: SILENT, CUT, DEAD, ERROR, BUSY, NOT_ALLOWED, or ""
     reason: str = ""  # in words
     wait_s: float = 1.0  # until a busy instance takes requests again, as it reported
     evicted: bool = False  # as `Evict` asked
     adapter_failed: bool = False  # its instance could not load its adapter
     kept_tokens: int = 0
     """Output tokens that it keeps: with *again*, the next instance continues there."""
+
+
+class Open(Record, frozen=True):
+    """A request that another dispatcher had: it waits, or runs where it was *placed*. It is not refused for lack of room."""
+
+    asked: Asked
+    placed: "Placed | None" = None
+    output_tokens: int = 0  # so far, of all its sequences
+    kept_tokens: int = 0  # of those, by earlier instances
+    attempts: int = 0
+    evictions: int = 0
+    released: bool = False  # the queue manager held it, and released it
+
+    @property
+    def number(self) -> int:
+        return self.asked.number
 
 
 class PrefixWarmed(Record, frozen=True):
@@ -151,6 +174,36 @@ class PrefixWarmed(Record, frozen=True):
     ready_at: float
     prefix: int
     failure: str = ""  # in words; "": it is warm
+
+
+class Enter(Record, frozen=True):
+    """A request that begins, to be counted towards limits and budgets: `Entered` or `NotEntered` is the answer."""
+
+    number: int
+    tenant_id: int
+    key_id: int
+    model: str
+    tokens: int  # of its prompt and predicted output
+    sequences: int  # prompts times `n`
+    max_concurrent: int  # sequences of its tenant
+    tokens_per_minute: int  # of its tenant; 0: not limited
+    rates: bool = True  # whether limits, and budgets by the minute, apply
+    held: bool = False  # the first dispatcher before this one has admitted it: it is counted, and not answered
+
+
+class Leave(Record, frozen=True):
+    """The end of a request that entered, or still waits for that."""
+
+    number: int
+    tokens: int  # used
+    model: str = ""  # that served it, where that is another than entered
+
+
+class LoadWanted(Record, frozen=True):
+    """Asks for the open sequences of a tenant: `Load` is the answer. *number* is of no request."""
+
+    number: int
+    tenant_id: int
 
 
 class Backlog(Record, frozen=True):
@@ -223,7 +276,7 @@ class Admission(Record, frozen=True):
     wait_p99_s: float
 
 
-class RunRank(Record, frozen=True):
+class RunRank(Part, frozen=True):
     """The rank of its application run, in seconds of service."""
 
     rank_s: float
@@ -233,7 +286,7 @@ class RunRank(Record, frozen=True):
     first: bool  # moved first by an operator
 
 
-class Pulled(Record, frozen=True):
+class Pulled(Part, frozen=True):
     """The request group that an instance took the request from, without asking a router."""
 
     groups: int  # in the instance's virtual queue
@@ -242,7 +295,7 @@ class Pulled(Record, frozen=True):
     due_in_s: float  # its first request
 
 
-class Reasons(Record, frozen=True, omit_defaults=True):
+class Reasons(Part, frozen=True, omit_defaults=True):
     """Why an instance was chosen, in numbers. `controlplane.gateway.explanation` puts them into words for a reader."""
 
     policy: str
@@ -277,6 +330,7 @@ class Placed(Record, frozen=True):
     adapter: str = ""  # LoRA adapter to load there first, unless it is loaded; "" for none
     adapter_source: str = ""  # folder or repository
     unload: tuple[str, ...] = ()  # adapters to unload there
+    epoch: int = 0  # of the owner that places it: an older one's is refused
 
 
 class Warm(Record, frozen=True):
@@ -339,7 +393,38 @@ class Lost(Record, frozen=True):
     stopped: bool = False  # an operator has stopped its application run, and the request ends
 
 
-class Tokenizer(Record, frozen=True):
+class Entered(Record, frozen=True):
+    """The request is within its limits and budgets."""
+
+    number: int
+    warnings: tuple[str, ...] = ()  # budgets above their soft limit, for a header
+
+
+class NotEntered(Record, frozen=True):
+    """The request exceeds a limit or a budget; nothing of it is counted."""
+
+    number: int
+    status: int  # of HTTP
+    code: str
+    message: str
+    retry_after_s: float | None  # None: a retry makes no sense
+    kind: str = ""  # `type` in OpenAI's error body; "": by the status
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+class Load(Record, frozen=True):
+    number: int
+    sequences: int  # queued or running, of all relays
+
+
+class Spent(Record, frozen=True):
+    """All budgets of dollars that are spent, once a second and when that changes. To all relays."""
+
+    scopes: tuple[tuple[int | None, int | None, str], ...]
+    """(tenant, key, model); None, "": of all."""
+
+
+class Tokenizer(Part, frozen=True):
     """Where prompts are tokenized, for an index of blocks of *block_size* tokens."""
 
     model: str
@@ -349,7 +434,7 @@ class Tokenizer(Record, frozen=True):
     prefill_s_per_token: float = 0.0  # time that a cached token saves; 0: not known
 
 
-class ServedModel(Record, frozen=True):
+class ServedModel(Part, frozen=True):
     name: str
     context_tokens: int
     created_at: int
@@ -361,9 +446,10 @@ class ServedModel(Record, frozen=True):
     fallback_wait_s: float | None = None  # longest wait for it before that; None: however long
     tokenizer: Tokenizer | None = None  # `Asked.token_blocks` are wanted; None: they are not
     tenant_id: int = 0  # of an adapter that is this tenant's alone; 0: of all
+    shard: str = "shard 1"  # role of its owner
 
 
-class WeightedTargets(Record, frozen=True):
+class WeightedTargets(Part, frozen=True):
     """A public name whose requests are shared among models and adapters by weight."""
 
     name: str
@@ -378,8 +464,65 @@ class ServedModels(Record, frozen=True):
     targets: tuple[WeightedTargets, ...] = ()
 
 
-FromGateway = Asked | Advanced | Prefix | Finished | Left | Backlog | PrefixWarmed
+class RunReport(Record, frozen=True):
+    """A report of a tenant about a run: it was opened or closed, or a unit that is no LLM began or ended. Or of an operator
+    that stopped it."""
+
+    what: Literal["opened", "began", "ended", "closed", "stopped"]
+    tenant_id: int
+    application: str
+    run: str
+    execution: int = 0  # of the unit
+    unit: str = ""
+    duration_s: float | None = None  # of a unit that ended; None: it failed
+    due_s: float | None = None  # of a run that was opened, after now
+    ago_s: float = 0.0  # since when a unit has run that a process hears of later, as after a restart
+    backend: str = ""  # of the unit
+
+
+# Between the processes of both sides
+
+
+class Hello(Record, frozen=True):
+    """A relay begins a session with an owner: what it had open there is void, and follows as `Open`."""
+
+    relay: int  # number; its requests' numbers begin with it
+    session: int
+    machine: str  # of which `clock_s` is the clock
+    clock_s: float
+
+
+class Welcome(Record, frozen=True):
+    """The owner takes part in the session: records follow in both directions."""
+
+    session: int
+    machine: str
+    clock_s: float
+    owns: dict[str, int]
+    """Epoch of each role that it owns."""
+
+
+class Bye(Record, frozen=True):
+    """Something was lost, or the sender is no owner any longer: a new session is needed."""
+
+    session: int
+
+
+ForAllowances = Enter | Leave | LoadWanted
+OfAllowances = Entered | NotEntered | Load | Spent
+FromGateway = Asked | Open | Advanced | Prefix | Finished | Left | Backlog | PrefixWarmed | RunReport | ForAllowances
 OfRequest = Held | Queued | Rerouted | FellBack | Waiting | Admission | Placed | PrefixWanted | Refused | Evict | Lost
-FromDispatcher = OfRequest | ServedModels | Warm | WarmPrefix
+FromDispatcher = OfRequest | ServedModels | Warm | WarmPrefix | OfAllowances
+FIRST = "shard 1"
+"""Role of the owner of the first shard of models, and of what is the whole fleet's."""
+RELAY_BITS = 36
+"""A request's number is its relay's, shifted by so many bits, plus its own there."""
+
+
+def relay_of(number: int) -> int:
+    """Return the number of the relay that carries request *number*."""
+    return number >> RELAY_BITS
+
+
 Send = Callable[[FromGateway], None]
 Deliver = Callable[[FromDispatcher], None]

@@ -18,7 +18,7 @@ class Promises(Stage):
     def waiting(self, request: Request) -> bool:
         """Decide on its promise, and notify the gateway of its wait."""
         released = request.released_s is not None
-        if request.attempts or not (released or self._is_admitted(request)):
+        if request.attempts or not (released or request.again or self._is_admitted(request)):
             return True
         estimate = self.waits.estimated(request.row)
         if estimate is not None:

@@ -8,11 +8,11 @@ progress have made.
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final
 
 from controlplane.dispatch.fleet import LiveFleet
 from controlplane.dispatch.live_fleet.topology import Endpoint, Request
-from controlplane.dispatch.port import Asked, Refused
+from controlplane.dispatch.port import Asked, Refused, RunReport
 from controlplane.dispatch.stages import Arrival, Stage
 from scheduling.applications.demand_graph import ServiceRate
 from scheduling.applications.recording import NO_UNIT
@@ -24,27 +24,6 @@ MAX_UNIT_S: Final = 3600.0
 """A unit that is reported to run, and whose end is not reported, is given up after so long."""
 MAX_OPENED: Final = 10_000
 """Runs whose deadline is kept until their first call; the oldest goes first."""
-
-
-class RunReport(NamedTuple):
-    """A report of a tenant about a run: it was opened or closed, or a unit that is no LLM began or ended. Or of an operator
-    that stopped it."""
-
-    what: Literal["opened", "began", "ended", "closed", "stopped"]
-    tenant_id: int
-    application: str
-    run: str
-    number: int = 0
-    """Of the execution of the unit."""
-    unit: str = ""
-    duration_s: float | None = None
-    """Of a unit that ended; None: it failed."""
-    due_s: float | None = None
-    """Of a run that was opened, after now."""
-    ago_s: float = 0.0
-    """Since when a unit has run that a process hears of later, as after a restart."""
-    backend: str = ""
-    """Of the unit."""
 
 
 class ApplicationRuns(Stage):
@@ -67,7 +46,7 @@ class ApplicationRuns(Stage):
 
     def report(self, report: RunReport) -> None:
         """Act on *report*."""
-        application, now_s, call = (report.tenant_id, report.application), self.fleet.now_s, -report.number
+        application, now_s, call = (report.tenant_id, report.application), self.fleet.now_s, -report.execution
         if report.what == "opened" and report.due_s is not None:
             self._opened[application, report.run] = now_s + report.due_s
             if len(self._opened) > MAX_OPENED:

@@ -26,6 +26,8 @@ class Arrival(Struct, gc=False):
     """That is donated instances with room for it."""
     hold: Callable[[Request], None] | None = None
     """Holds it in place of queueing it."""
+    again: bool = False
+    """Another dispatcher had admitted it: it is no new demand, and goes on waiting however long that takes."""
 
 
 class Retry(Struct, gc=False):

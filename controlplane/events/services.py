@@ -1,9 +1,14 @@
 """Writes events."""
 
+from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 from controlplane.accounts.models import User
 from controlplane.events.models import Event, Severity
+
+guard: ContextVar[Callable[[], object]] = ContextVar("guard", default=lambda: None)
+"""Called in the transaction of each event of a context. Raises where its process may decide nothing any longer."""
 
 
 def record(
@@ -17,7 +22,11 @@ def record(
     inputs: dict[str, Any] | None = None,
     severity: Severity = Severity.INFO,
 ) -> Event:
-    """Record one event about *subject* (a row or None); *actor* is a user or the name of a component."""
+    """Record one event about *subject* (a row or None); *actor* is a user or the name of a component.
+
+    Raises what the `guard` of the context raises; then the transaction is not to be committed.
+    """
+    guard.get()()
     user = actor if isinstance(actor, User) else None
     return Event.objects.create(
         kind=kind,

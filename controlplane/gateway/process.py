@@ -7,41 +7,45 @@ The HTTP side (`gateway.serving`) and the decision side (`controlplane.dispatch`
 import asyncio
 import contextlib
 import gc
-import inspect
 import logging
+import secrets
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final
 
 from channels.db import database_sync_to_async
 from django.conf import settings
 
 from controlplane import background, kernels
-from controlplane.database import ERRORS, probe_write
-from controlplane.dispatch.dispatcher import Dispatcher
-from controlplane.dispatch.lease import RENEW_S, Lease
-from controlplane.dispatch.live_fleet import inventory
-from controlplane.dispatch.live_fleet.heartbeats import Heartbeats
-from controlplane.dispatch.live_fleet.kv_caches import KvCaches
+from controlplane.database import probe_write
+from controlplane.dispatch.lease import BATCHES, RENEW_S, Lease
+from controlplane.dispatch.link import advertised
 from controlplane.dispatch.live_fleet.topology import Topology
-from controlplane.dispatch.observation import Observation
-from controlplane.dispatch.port import FromDispatcher, Placed, ServedModels, Warm, WarmPrefix
-from controlplane.dispatch.queues.commands import LOOK_S, Commands
+from controlplane.dispatch.port import (
+    FIRST,
+    RELAY_BITS,
+    FromDispatcher,
+    FromGateway,
+    OfAllowances,
+    Placed,
+    ServedModels,
+    Warm,
+    WarmPrefix,
+)
+from controlplane.dispatch.process import Dispatching, Scaling
 from controlplane.dispatch.queues.held import HeldView
-from controlplane.dispatch.queues.operations import QueueOperations
 from controlplane.dispatch.queues.view import QueuesView
-from controlplane.dispatch.snapshot import Snapshot
-from controlplane.dispatch.solving import CelerySolver
 from controlplane.gateway.admission.admitting import Admitter
-from controlplane.gateway.admission.budgets import Budgets
+from controlplane.gateway.admission.entries import Entries
 from controlplane.gateway.admission.keys import Keys
-from controlplane.gateway.admission.limits import Limits
+from controlplane.gateway.dispatchers import Dispatchers
 from controlplane.gateway.ledger.accounting import Records
 from controlplane.gateway.ledger.writer import Ledger
 from controlplane.gateway.monitoring import tracing
 from controlplane.gateway.monitoring.summary import Publisher, Summary
+from controlplane.gateway.selectors import tokens_since
 from controlplane.gateway.serving.application import Application
 from controlplane.gateway.serving.catalog import Catalog
 from controlplane.gateway.serving.completions import Completions
@@ -52,12 +56,12 @@ from controlplane.jobs.broker import answering_workers
 from controlplane.jobs.parts import Part, PartState, merged, supervised
 from controlplane.jobs.record import Job, Jobs, describe
 from controlplane.lengths.length_service import LengthService
-from controlplane.tuning.services import report_ignored
+from controlplane.tuning import selectors as tuning
 from forecasting.lengths import LengthPrior
 from scheduling import dispatch
-from scheduling.queueing import global_scheduler, held_work
+from scheduling.queueing import global_scheduler
 from scheduling.queueing.waits import waiting_in_queues, waiting_time
-from scheduling.scaling import FLOOR, view
+from scheduling.scaling import view
 
 COLLECT_AFTER = (
     50_000,
@@ -73,6 +77,14 @@ With Python's default of 5 ms, callbacks alongside such a thread took twice as l
 COUNT_S = 0.1  # period of counting the tokens of streams
 NOTE_USE_S = 30.0
 CANCEL_AGAIN_S = 1.0
+SPARE_S = 5.0
+"""Time after which a dispatcher takes work that relays do, as none of them has."""
+WANTS: Final[Mapping[str, Mapping[str, float]]] = {
+    "whole": {FIRST: 0.0, BATCHES: 0.0},
+    "relay": {BATCHES: 0.0},
+    "dispatcher": {FIRST: 0.0, BATCHES: SPARE_S},
+}
+"""Roles that a process takes, by its part (`controlplane.dispatch.lease`)."""
 
 logger = logging.getLogger(__name__)
 
@@ -92,107 +104,73 @@ async def end(tasks: Sequence[asyncio.Future[Any]]) -> None:
             logger.warning("gateway: still waiting for %s, cancelled again", task)
 
 
-async def all_of(steps: Iterable[Callable[[], object]]) -> None:
-    """Do every step, which may be a coroutine function, and raise the first error of any."""
-    errors = []
-    for step in steps:
-        try:
-            done = step()
-            if inspect.isawaitable(done):
-                await done
-        except Exception as error:
-            errors.append(error)
-        await asyncio.sleep(0)
-    if errors:
-        raise errors[0]
-
-
-class Scaling(Protocol):
-    """The scaling loop."""
-
-    async def run(self) -> None: ...
-
-    async def stop(self) -> None: ...
-
-
 class Gateway:
-    """The parts of the process. *scaling* makes its scaling loop."""
+    """The parts of the process: those of a relay and, unless it is a relay only, those of a dispatcher. *scaling* makes its
+    scaling loop.
+    """
 
-    def __init__(self, scaling: Callable[..., Scaling]) -> None:
+    def __init__(self, scaling: Callable[..., Scaling], part: str | None = None) -> None:
         loop_clock = time.monotonic  # the clock of asyncio's event loop
         self.clock = loop_clock
+        self.part = part or settings.PART
         self.jobs = jobs = Jobs()
-        self.topology = Topology()
+        self.number = secrets.randbits(63 - RELAY_BITS)
+        """Of this process as a relay."""
         self.keys = Keys()
-        self.limits = Limits()
-        self.budgets = Budgets(loop_clock)
         self.ledger = Ledger(settings.LEDGER_FLUSH_S, Path(settings.STATE_DIR))
         self.ledger.job = jobs.add("flush-ledger", settings.LEDGER_FLUSH_S, "database")
         self.catalog = Catalog()
-        self.solver = CelerySolver(settings.REDIS_URL)
-        self.dispatcher = Dispatcher(self.topology, loop_clock, deliver=self._handle, ask=self.solver.ask)
-        self.requests = OpenRequests(loop_clock, self.dispatcher.take)
+        self.lease = Lease(
+            jobs.add("renew-lease", RENEW_S, "database"),
+            wants=WANTS[self.part],
+            address=advertised(settings.DISPATCHER_BIND),
+        )
+        self.lease.changed = self._owners_changed
+        self.requests = OpenRequests(loop_clock, self._send, self.number)
+        self.entries = Entries(self._send, self.requests.next_number)
         self.upstream = Upstream(
             self.requests, connect_s=settings.UPSTREAM_CONNECT_S, silence_s=settings.UPSTREAM_SILENCE_S
         )
+        self.dispatching = (
+            None
+            if self.part == "relay"
+            else Dispatching(
+                self.lease,
+                jobs,
+                scaling=scaling,
+                clock=loop_clock,
+                number=self.number,
+                local=self._of_local,
+                last_heard=self.requests.last_heard,
+                session=lambda: self.upstream.session,
+                tokens_since=tokens_since,
+            )
+        )
+        self.dispatchers = Dispatchers(
+            self.lease,
+            self.dispatching.take if self.dispatching else None,
+            serving=lambda: self.dispatching.serving if self.dispatching else {},
+            number=self.number,
+            receive=self._handle,
+            opened=self.requests.opened,
+            entered=self.entries.opened,
+            clock=loop_clock,
+        )
+        self.upstream.owns = self.dispatchers.may_send
         self.lengths = LengthService(LengthPrior(), jobs)
         self.records = Records(self.ledger, self.lengths, loop_clock)
         self.records.tracing = tracing.start()
-        self.lease = Lease(jobs.add("renew-lease", RENEW_S, "database"))
-        self.dispatcher.placement.owns = self.upstream.owns = self.owns
-        self.heartbeats = Heartbeats(
-            self.dispatcher,
-            self.lease,
-            session=lambda: self.upstream.session,
-            refresh=self.refresh_now,
-            job=jobs.add("heartbeats", settings.HEARTBEAT_S, "database"),
-        )
-        self.kv_caches = KvCaches(
-            self.topology, self.dispatcher.queue, session=lambda: self.upstream.session, owns=self.owns
-        )
-        self.inventory_job = jobs.add("read-inventory", settings.FLEET_REFRESH_S, "database")
+        if self.dispatching is None:
+            self.values_job = jobs.add("read-settings", settings.FLEET_REFRESH_S, "database")
+        else:
+            self.values_job, self.dispatching.tune = self.dispatching.inventory_job, self.lengths.tune
+            self.dispatching.announced = self.dispatchers.follow
         self.parts = Parts(self)
         self.monitor = monitor.Monitor(jobs, self.parts)
-        sections: dict[str, Callable[[], dict[str, Any]]] = {
-            "lengths": self.lengths.snapshot,
-            "system": self.monitor.report,
-            "queues": QueuesView(self.dispatcher),
-            "held": HeldView(self.dispatcher.holding),
-            "work": self.dispatcher.holding.waiting_work,
-            "outcomes": self.topology.outcomes,
-            "prewarmed": self.dispatcher.prewarming.figures,
-        }
-        self.publisher = Publisher(
-            Summary(self.dispatcher, self.records, self.lease.owner, sections),
-            job=jobs.add("publish-summary", settings.SUMMARY_S, "redis"),
-            owns=self.owns,
-            refresh=self.refresh_now,
-        )
-        self.observation = Observation(
-            self.topology,
-            self.dispatcher.queue.count,
-            self.dispatcher.outlook,
-            loop_clock,
-            short=self.dispatcher.reordering.short_instances,
-        )
-        self.scaling = scaling(
-            self.dispatcher,
-            self.observation,
-            owns=self.owns,
-            read_inventory=self.read_inventory,
-            job=jobs.add("scale", FLOOR.period_s),
-        )
-        self.commands = Commands(
-            settings.REDIS_URL,
-            QueueOperations(self.dispatcher),
-            self.owns,
-            jobs.add("queue-commands", LOOK_S, "redis"),
-            Snapshot(self.dispatcher, self.observation, self.requests.last_heard),
-        )
+        self.publisher = self._publisher(self.dispatching) if self.dispatching else None
         admission = Admitter(
             words=lambda: self.keys.words,
-            limits=self.limits,
-            budgets=self.budgets,
+            entries=self.entries,
             catalog=self.catalog,
             lengths=self.lengths,
             tokens=self.upstream.tokens,
@@ -207,7 +185,7 @@ class Gateway:
                 requests=self.requests,
                 upstream=self.upstream,
                 records=self.records,
-                owns=self.owns,
+                serves=self.serves,
                 max_depth=settings.MAX_JSON_DEPTH,
                 most_bytes=settings.MAX_BODY_BYTES,
                 most_body_bytes=max(settings.MAX_BODY_BYTES, settings.MAX_MEDIA_BODY_BYTES),
@@ -215,28 +193,69 @@ class Gateway:
             origins=frozenset(settings.CORS_ORIGINS),
         )
         self.ready = False
-        self._refresh = asyncio.Event()
-        self.ignored_settings: Mapping[tuple[str, str], str] = {}
-        self._sweeps = False
         self._noted_use_s = loop_clock()
         self._tasks: list[asyncio.Task[None]] = []
         self._giving_up: asyncio.Task[None] | None = None
+
+    def _publisher(self, dispatching: Dispatching) -> Publisher:
+        dispatcher = dispatching.dispatcher
+        sections: dict[str, Callable[[], dict[str, Any]]] = {
+            "lengths": self.lengths.snapshot,
+            "system": self.monitor.report,
+            "queues": QueuesView(dispatcher),
+            "held": HeldView(dispatcher.holding),
+            "work": dispatcher.holding.waiting_work,
+            "outcomes": dispatching.topology.outcomes,
+            "prewarmed": dispatcher.prewarming.figures,
+        }
+        return Publisher(
+            Summary(dispatcher, self.records, self.lease.owner, sections),
+            job=self.jobs.add("publish-summary", settings.SUMMARY_S, "redis"),
+            owns=self.owns,
+            refresh=dispatching.refresh_now,
+        )
+
+    def _send(self, record: FromGateway) -> None:
+        self.dispatchers.send(record)
+
+    def _of_local(self, record: FromDispatcher) -> None:
+        if isinstance(record, ServedModels):
+            self.dispatchers.received(self.dispatchers.local, record)
+        else:
+            self._handle(record)
 
     def _handle(self, record: FromDispatcher) -> None:
         if isinstance(record, ServedModels):
             self.catalog.update(record)
         elif isinstance(record, WarmPrefix):
             self.upstream.prefixes.warm(record)
+        elif isinstance(record, OfAllowances):
+            self.entries.on_event(record)
         else:
             if isinstance(record, Warm) or (isinstance(record, Placed) and record.adapter):
                 self.upstream.adapters.note(record)
             if not isinstance(record, Warm):
                 self.requests.on_event(record)
 
+    def _owners_changed(self) -> None:
+        if self.dispatching is not None:
+            self.dispatching.follow_lease()
+        self.dispatchers.follow()
+
     @property
     def active(self) -> int:
         """Return the number of requests between arrival and answer."""
         return self.http.active
+
+    @property
+    def database_job(self) -> Job:
+        """Return the job that shows whether the database answers."""
+        return self.values_job
+
+    @property
+    def redis_job(self) -> Job:
+        """Return the job that shows whether Redis answers."""
+        return self.publisher.job if self.publisher is not None else self.parts.job
 
     @property
     def stopping(self) -> bool:
@@ -245,35 +264,45 @@ class Gateway:
     # Lifecycle
 
     async def start(self) -> None:
-        await asyncio.to_thread(kernels.compile_group, "requests")  # immediate where that was done
-        for module in (dispatch, waiting_time, waiting_in_queues, view, global_scheduler):
-            await asyncio.to_thread(module.warm_up)
+        dispatching = self.dispatching
         await self.upstream.start()
         await self.ledger.start()
         await self.lengths.start()
+        if dispatching is not None:
+            await asyncio.to_thread(kernels.compile_group, "requests")  # immediate where that was done
+            for module in (dispatch, waiting_time, waiting_in_queues, view, global_scheduler):
+                await asyncio.to_thread(module.warm_up)
+            if settings.DISPATCHER_BIND:
+                self.lease.address = advertised(dispatching.relays.listen(settings.DISPATCHER_BIND))
+            await dispatching.read_inventory()
         await self.lease.start()
-        await self.read_inventory()
+        if dispatching is not None:
+            await dispatching.read_inventory()
         await self.keys.refresh()
-        await self.budgets.refresh()
-        for work in (
+        if dispatching is not None:
+            await dispatching.allowances.refresh()
+        work = [
             self._every(self.jobs.add("count-tokens", COUNT_S), self._count),
-            self._every(self.jobs.add("sweep-queues", held_work.LOOK_S), self._sweep),
-            self._every(self.jobs.add("refresh-keys", settings.KEY_CACHE_S, "database"), self._refresh_keys),
+            self._every(self.jobs.add("refresh-keys", settings.KEY_CACHE_S, "database"), self._end_keys),
+            self._every(self.jobs.add("note-key-use", settings.KEY_CACHE_S, "database"), self._note_use),
             self._every(self.monitor.job, self.monitor.read),
             self._every(self.parts.job, self.parts.probe),
-            self._keep_inventory(),
-            self.heartbeats.run(),
-            self.publisher.run(),
-            self.commands.run(),
-            self.scaling.run(),
-        ):
-            self._tasks.append(background.spawn(work, str(getattr(work, "__qualname__", work))))
+            self.dispatchers.run(),
+        ]
+        if dispatching is not None and self.publisher is not None:
+            work += [*dispatching.jobs_to_run, self.publisher.run()]
+        else:
+            await self._read_values()
+            work.append(self._every(self.values_job, self._read_values))
+        for each in work:
+            self._tasks.append(background.spawn(each, str(getattr(each, "__qualname__", each))))
         # Everything loaded by this point stays: without this, each full collection walks half a million objects (100 ms).
         gc.collect()
         gc.freeze()
         gc.set_threshold(*COLLECT_AFTER)
         sys.setswitchinterval(SWITCH_S)
         self.ready = True
+        self.dispatchers.follow()
         monitor.current = self.monitor
 
     async def stop(self) -> None:
@@ -288,21 +317,23 @@ class Gateway:
         await self.lengths.stop()
         with contextlib.suppress(Exception):
             await self.keys.note_use()
-        self.kv_caches.close()
-        await self.scaling.stop()
-        await self.solver.stop()
-        await self.commands.stop()
-        await self.publisher.stop()
+        await self.keys.stop()
+        self.dispatchers.close()
+        if self.dispatching is not None:
+            await self.dispatching.stop()
+        if self.publisher is not None:
+            await self.publisher.stop()
         await self.lease.stop()
         await self.upstream.stop()
         gc.unfreeze()
 
     def step_down(self) -> None:
-        """Give up the regions before anything else of a planned stop: another process serves while streams end here."""
+        """Give up what this process owns before anything else of a planned stop: another decides while streams end here."""
         if not self.http.stopping:
             self.http.stopping = True
             self._giving_up = background.spawn(self.lease.give_up(), "give up ownership")
-            self.requests.stand_by()
+            if not self.dispatchers.reachable:
+                self.requests.stand_by()
 
     @staticmethod
     async def _every(job: Job, work: Any) -> None:
@@ -314,57 +345,31 @@ class Gateway:
     async def _count(self) -> None:
         self.http.completions.load.tick()
         self.requests.report()
-        if not self.owns():
+        if not self.serves():
             self.requests.stand_by()
-        self.dispatcher.prewarming.control.refresh_likely()
-        if self.topology.changed.is_set():
-            self.topology.changed.clear()
-            self.dispatcher.pump_all()
+        if self.dispatching is not None:
+            self.dispatching.pump()
 
-    async def _refresh_keys(self) -> None:
-        """Read keys and budgets again, and write when keys were used."""
-        await all_of((self._end_keys, self.budgets.refresh, self._note_use))
+    async def _read_values(self) -> None:
+        self.lengths.tune(await database_sync_to_async(tuning.read)())
 
     async def _end_keys(self) -> None:
-        self.requests.end_keys(await self.keys.refresh(self.requests.key_ids()))
+        ended = await self.keys.refresh(self.requests.key_ids() | self.entries.key_ids())
+        self.requests.end_keys(ended)
+        self.entries.end_keys(ended)
 
     async def _note_use(self) -> None:
         if self.clock() - self._noted_use_s >= NOTE_USE_S:
             self._noted_use_s = self.clock()
             await self.keys.note_use()
 
-    async def _sweep(self) -> None:
-        """Release held work; every other time, sweep the queues and look for instances that publish KV events."""
-        self._sweeps = not self._sweeps
-        steps: list[Callable[[], object]] = [self.dispatcher.holding.release_due]
-        await all_of([*steps, *self.dispatcher.sweep_steps, self.kv_caches.look] if self._sweeps else steps)
-
     def owns(self) -> bool:
-        """Whether this process has the regions."""
+        """Whether this process decides for the whole fleet."""
         return self.lease.held
 
-    def refresh_now(self) -> None:
-        """Read the inventory without waiting for its period."""
-        self._refresh.set()
-
-    async def _keep_inventory(self) -> None:
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(settings.FLEET_REFRESH_S):
-                    await self._refresh.wait()
-            self._refresh.clear()
-            with self.inventory_job:
-                await self.read_inventory()
-
-    async def read_inventory(self) -> None:
-        """Update the live fleet from the rows. Raises what the database raises; then the live fleet stays as it was."""
-        read = await database_sync_to_async(inventory.read)()
-        self.dispatcher.apply_inventory(read)
-        if read.values.ignored != self.ignored_settings:
-            with contextlib.suppress(*ERRORS):  # the next look records it
-                await database_sync_to_async(report_ignored)(read.values)
-                self.ignored_settings = read.values.ignored
-        self.lengths.tune(self.topology.values)
+    def serves(self) -> bool:
+        """Whether this process takes requests: it owns the queues, or can reach who does."""
+        return self.dispatchers.reachable and self.catalog.known
 
 
 PROBE_S = 10.0
@@ -406,8 +411,9 @@ class Parts:
     def __call__(self) -> list[Part]:
         redis = self._redis()
         celery = self._celery(redis)
-        seen = [self._web(), redis, self._database(), celery, self._beat(celery), self._instances(), self._lengths()]
-        seen.append(self._kernels())
+        seen = [self._web(), redis, self._database(), celery, self._beat(celery), self._lengths()]
+        if (dispatching := self.gateway.dispatching) is not None:
+            seen += [self._instances(dispatching.topology), self._kernels()]
         return merged(seen, supervised(Path(settings.STATE_DIR)))
 
     def _web(self) -> Part:
@@ -415,23 +421,23 @@ class Parts:
         if not gateway.ready or gateway.stopping:
             return Part("web", PartState.STARTING, "starting or stopping")
         lease = gateway.lease
-        if not lease.held:
-            return Part("web", PartState.STANDBY, f"standing by for {lease.holder or 'the database'}")
+        if gateway.part != "relay" and not lease.held:
+            return Part("web", PartState.STANDBY, f"standing by for {lease.first.name or 'the database'}")
         if deaths := background.summary():
             return Part("web", PartState.WARNING, f"background tasks died, and run again after a restart: {deaths}")
         busy = f"its event loop is busy for {gateway.http.completions.load.share:.0%} of the time"
-        owner = f"{lease.owner} owns the regions, epoch {lease.epoch}"
+        owner = f"{lease.first.name or 'no process'} owns the queues, epoch {lease.first.epoch}"
         return Part("web", PartState.OK, f"{owner}; {gateway.active} in flight; {busy}")
 
     def _redis(self) -> Part:
-        job = self.gateway.publisher.job
+        job = self.gateway.redis_job
         if not job.ok:
             return Part("redis", PartState.DOWN, job.last_error)
         took_s = job.last_duration_s
         return Part("redis", PartState.OK, "" if took_s is None else f"answers in {took_s * 1000:.1f} ms")
 
     def _database(self) -> Part:
-        job = self.gateway.inventory_job
+        job = self.gateway.database_job
         if not job.ok:
             return Part("database", PartState.DOWN, job.last_error)
         ledger = self.gateway.ledger
@@ -440,7 +446,7 @@ class Parts:
         if self.no_writes:
             text = f"takes no writes: {self.no_writes}; {ledger.held} ledger rows wait"
             return Part("database", PartState.WARNING, text)
-        took = "" if job.last_duration_s is None else f"the inventory is read in {job.last_duration_s * 1000:.0f} ms; "
+        took = "" if job.last_duration_s is None else f"it is read in {job.last_duration_s * 1000:.0f} ms; "
         return Part("database", PartState.OK, f"{took}{ledger.held} ledger rows wait to be written")
 
     def _celery(self, redis: Part) -> Part:
@@ -469,10 +475,10 @@ class Parts:
 
     def _back_at(self) -> float:
         """Return when the last outage of Redis ended: until then nothing of beat's could arrive."""
-        return self.gateway.publisher.job.last_error_at or 0.0
+        return self.gateway.redis_job.last_error_at or 0.0
 
-    def _instances(self) -> Part:
-        topology = self.gateway.topology
+    @staticmethod
+    def _instances(topology: Topology) -> Part:
         fleet, ready, total, below = topology.fleet, 0, 0, []
         for endpoint in topology.own_endpoints:
             slots = [replica.slot for replica in topology.members(endpoint)]

@@ -12,7 +12,7 @@ from controlplane.applications.feeding import GraphFeeder, calls_in_progress
 from controlplane.applications.models import Application, ApplicationRun, RunOutcome
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.topology import Topology
-from controlplane.dispatch.runs import RunReport
+from controlplane.dispatch.port import RunReport
 from scheduling.applications.demand_graph import ServiceRate
 from scheduling.applications.standings import PastCall, RunCall
 from scheduling.fleet.profile import USUAL

@@ -143,7 +143,7 @@ async def test_lines_name_adapters_of_their_tenant_and_of_all(served, client):
             Adapter.objects.create(name=name, base=base, source=f"acme/{name}", tenant=tenant)
 
     await database_sync_to_async(adapt)()
-    await served.gateway.read_inventory()
+    await served.gateway.dispatching.read_inventory()
     content = b"".join(
         input_of(1, model=name).replace(b"line-0", name.encode()) for name in ("others", "nothing", "all", "own")
     )
@@ -462,7 +462,7 @@ async def test_a_batch_pauses_while_a_budget_of_dollars_is_spent(served, client)
     served.backends[0].script.hold = asyncio.Event()
     batch = await run(client, input_of(30))
     await until(lambda: served.backends[0].running >= 4)
-    budgets = served.gateway.http.completions.admission.budgets
+    budgets = served.gateway.dispatching.allowances
     budget = await database_sync_to_async(spend_all)(batch.id)
     await budgets.refresh()
     await asyncio.sleep(0.5)
@@ -488,7 +488,7 @@ async def test_the_lines_of_a_batch_that_is_due_earlier_come_first(served, clien
     first = await run(client, input_of(20))
     await until(lambda: served.backends[0].running > 0)
     second = await run(client, input_of(5), completion_window="1h")
-    holding, clock_s = served.gateway.dispatcher.holding, served.gateway.dispatcher.clock
+    holding, clock_s = served.gateway.dispatching.dispatcher.holding, served.gateway.dispatching.dispatcher.clock
     await until(lambda: min((one.due_s for one in holding.work.all_of("m")), default=1e9) < clock_s() + 3_700.0)
     served.backends[0].script.hold.set()
     for each, count in ((first, 20), (second, 5)):

@@ -30,7 +30,7 @@ TENANTS = 20
 class WaitingGateway:
     def __init__(self, runs: int, waiting: int, instances: int) -> None:
         self.gateway = Gateway(ScalingLoop)
-        self.dispatcher = self.gateway.dispatcher
+        self.dispatcher = self.gateway.dispatching.dispatcher
         self.dispatcher.placement.owns = lambda: True  # without the database
         self.dispatcher.reordering.ask = None  # no other process proves orders here
         self.gateway.requests.on_event = lambda record: None  # nobody waits for the answers
@@ -84,5 +84,5 @@ class WaitingGateway:
             "read_inventory": lambda: dispatcher.apply_inventory(self.inventory),
             "pump_all": dispatcher.pump_all,
             "monitor": gateway.monitor.report,
-            "snapshot_for_a_fork": Snapshot(dispatcher, gateway.observation, gateway.requests.last_heard),
+            "snapshot_for_a_fork": Snapshot(dispatcher, gateway.dispatching.observation, gateway.requests.last_heard),
         }

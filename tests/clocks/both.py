@@ -9,8 +9,7 @@ import msgspec
 import numpy as np
 
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
-from controlplane.dispatch.port import Asked
-from controlplane.dispatch.runs import RunReport
+from controlplane.dispatch.port import Asked, RunReport
 from controlplane.tuning.selectors import Values
 from scheduling.applications.standings import KnownGraph
 from scheduling.control.swaps import EVERY_S as SWAP_EVERY_S

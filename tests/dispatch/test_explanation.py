@@ -20,8 +20,8 @@ PARTS = {
 
 async def set_policy(served, policy):
     await database_sync_to_async(Deployment.objects.update)(routing_policy=policy)
-    served.gateway.refresh_now()
-    topology = served.gateway.topology
+    served.gateway.dispatching.refresh_now()
+    topology = served.gateway.dispatching.topology
     await until(lambda: all(each.spec.policy.routing == policy for each in topology.endpoints))
 
 
@@ -51,7 +51,7 @@ async def weighed(served, policy: str) -> None:
     else:
         chosen = next(each for each in placed["seen"] if each["instance"] == placed["instance"])
         assert chosen["score"] == min(scores)
-    fleet = served.gateway.topology.fleet
+    fleet = served.gateway.dispatching.topology.fleet
     await until(lambda: not fleet.running.any())
     assert not fleet.queued_prompt_tokens.any()
     assert not fleet.remaining_tokens.any()

@@ -8,9 +8,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from channels.db import database_sync_to_async
+from django.db import transaction
 
 from controlplane.dispatch import lease as module
-from controlplane.dispatch.lease import ALONE_S, LEASE_S, Lease, is_dead, process_id
+from controlplane.dispatch.lease import ALONE_S, LEASE_S, Lease, NotOwner, is_dead, process_id
+from controlplane.events.models import Event
+from controlplane.events.services import guard, record
 from controlplane.fleet.models import Owner
 from controlplane.jobs.record import Job
 
@@ -50,16 +53,16 @@ async def test_who_stands_by_takes_over_what_runs_out(clock, leases):
     await first._look()
     await second._look()
     await first._look()  # somebody stands by
-    assert (first.held, second.held, second.holder, second.epoch) == (True, False, first.owner, 1)
+    assert (first.held, second.held, second.first.name, second.first.epoch) == (True, False, first.owner, 1)
     clock.now_s += LEASE_S - 0.1
     await second._look()
     assert (first.held, second.held) == (True, False)
     clock.now_s += 0.2
     assert not first.held, "before anybody asks the database"
     await second._look()
-    assert (first.held, second.held, second.epoch) == (False, True, 2)
+    assert (first.held, second.held, second.first.epoch) == (False, True, 2)
     await first._look()
-    assert (first.held, first.epoch, first.holder) == (False, 2, second.owner)
+    assert (first.held, first.first.epoch, first.first.name) == (False, 2, second.owner)
 
 
 async def test_what_is_given_up_is_free_at_once_and_is_not_taken_back(leases):
@@ -122,10 +125,30 @@ async def test_never_two(leases, clock, seed):
         await one._look()
         owners = [each for each in leases if each.held]
         assert len(owners) <= 1
-        epochs += [each.epoch for each in owners]
+        epochs += [each.first.epoch for each in owners]
         clock.now_s += clock.random.choice((0.1, 0.5, 1.0, 2.0, 5.0, 10.0))  # where it is long, they were frozen
         if clock.random.random() < 0.05:
             await one.give_up()
             one._given_up = False  # as another process
     assert epochs == sorted(epochs)
     assert len(set(epochs)) > 2
+
+
+async def test_a_decision_of_an_earlier_owner_is_not_written(leases, clock):
+    """As of one that was frozen between its decision and its write."""
+    first, second, _ = leases
+
+    def decide():
+        guard.set(first.check)
+        with transaction.atomic():
+            Owner.objects.update(address="of the first")
+            record("a.decision", actor="gateway")
+
+    await first._look()
+    await database_sync_to_async(decide)()
+    await first.give_up()
+    await second._look()
+    with pytest.raises(NotOwner, match="not the owner of shard 1"):
+        await database_sync_to_async(decide)()
+    rows = await database_sync_to_async(lambda: (list(Owner.objects.values_list("address")), Event.objects.count()))()
+    assert rows == ([("",)], 1)

@@ -10,9 +10,9 @@ from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.inventory import AdapterSpec, EndpointSpec, InstanceSpec, Inventory, ModelSpec
 from controlplane.dispatch.live_fleet.kv_caches import KvCache
 from controlplane.dispatch.live_fleet.topology import Topology
+from controlplane.dispatch.process import all_of
 from controlplane.dispatch.queues.operations import QueueOperations, RunAction
 from controlplane.dispatch.queues.view import QueuesView
-from controlplane.gateway.process import all_of
 from scheduling.lookahead.maps import FREE
 from scheduling.policy import EndpointPolicy
 from scheduling.queueing.release_rule import AT_ONCE, ReleaseRule

@@ -55,7 +55,7 @@ def test_the_maps_grow_with_requests_and_instances() -> None:
 async def test_a_live_stream_moves_the_map(served) -> None:
     script = served.backends[0].script
     script.tokens, script.token_s = 200, 0.005
-    accounts = served.gateway.dispatcher.accounts
+    accounts = served.gateway.dispatching.dispatcher.accounts
     asked = asyncio.create_task(served.chat(stream=True))
     await until(lambda: accounts.maps.active.sum() == 1)
     (slot,) = np.flatnonzero(accounts.maps.active)
@@ -63,5 +63,5 @@ async def test_a_live_stream_moves_the_map(served) -> None:
     await until(lambda: accounts.maps.clock[slot] >= began + 50)
     await (await asked).read()
     await until(lambda: accounts.maps.active.sum() == 0)
-    (replica,) = served.gateway.topology.replicas.values()
-    assert served.gateway.observation.views()[replica.endpoint.index].overloaded_instances == 0
+    (replica,) = served.gateway.dispatching.topology.replicas.values()
+    assert served.gateway.dispatching.observation.views()[replica.endpoint.index].overloaded_instances == 0

@@ -16,6 +16,7 @@ RECORDS = [
     ),
     port.Advanced(tokens=((7, 11), (8, 0)), headers=((7, 0.125),)),
     port.Prefix(7, (-(2**63), 2**63 - 1), 64),
+    port.RunReport("ended", 1, "review", "r-1", 3, "tests", duration_s=7.5),
     port.PrefixWanted(7),
     port.Warm("i", 3.5, "http://i", "secret", "sql", "acme/sql", ("poet",), True),
     port.WarmPrefix("i", 3.5, "http://i", "secret", -(2**63)),
@@ -38,6 +39,13 @@ RECORDS = [
     ),
     port.Refused(7, 429, "queue_full", "The queue is full.", retry_after_s=2.5, estimated_wait_s=5.0, region="east"),
     port.Admission(7, "batch", late_s=0.0, wait_p99_s=12.5),
+    port.Enter(7, 1, 3, "m", 140, 2, 8, 60_000, rates=True, held=True),
+    port.Leave(7, 120, "n"),
+    port.LoadWanted(8, 1),
+    port.Entered(7, ("acme: 81.00 of $100.00 a month",)),
+    port.NotEntered(7, 429, "rate_limit_exceeded", "Reached.", 1.5, "insufficient_quota", ((b"x-budget", b"acme"),)),
+    port.Load(8, 12),
+    port.Spent(((1, None, ""), (None, None, "m"))),
     port.Lost(7),
     port.Evict(7),
     port.ServedModels(
@@ -45,6 +53,8 @@ RECORDS = [
         (port.WeightedTargets("chat", 1_500_000_000, {"m": 95.0}),),
     ),
 ]  # fmt: skip
+PLACED = next(record for record in RECORDS if isinstance(record, port.Placed))
+RECORDS += [port.Open(RECORDS[0], placed, 12, 3, 2, 1, released=True) for placed in (None, PLACED)]
 
 
 @pytest.mark.parametrize("form", [msgspec.json, msgspec.msgpack], ids=["json", "msgpack"])

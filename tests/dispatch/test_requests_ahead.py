@@ -24,20 +24,20 @@ async def ask(served, count: int, **body) -> list[asyncio.Task]:
 
 async def test_an_instance_is_given_one_more_than_it_runs_and_the_trace_says_why(served):
     (backend,) = served.backends
-    (replica,) = served.gateway.topology.replicas.values()
-    await until(lambda: served.gateway.topology.round_trip_ms(replica) is not None)
+    (replica,) = served.gateway.dispatching.topology.replicas.values()
+    await until(lambda: served.gateway.dispatching.topology.round_trip_ms(replica) is not None)
     backend.script.hold = asyncio.Event()
     asked = await ask(served, 6, stream=True)
-    await until(lambda: len(served.gateway.dispatcher.queue) == 3)
+    await until(lambda: len(served.gateway.dispatching.dispatcher.queue) == 3)
     await asyncio.sleep(0.1)
-    assert len(served.gateway.dispatcher.queue) == 3
-    assert served.gateway.topology.requests_ahead(replica) == 1
+    assert len(served.gateway.dispatching.dispatcher.queue) == 3
+    assert served.gateway.dispatching.topology.requests_ahead(replica) == 1
     instances = served.gateway.publisher.summary.snapshot()["instances"]
     assert instances["requests_ahead"] == [1]
     assert instances["round_trip_ms"][0] > 0
     backend.script.hold.set()
     assert await asyncio.gather(*asked) == [200] * 6
-    assert served.gateway.topology.requests_ahead(replica) == 0
+    assert served.gateway.dispatching.topology.requests_ahead(replica) == 0
     steps = [trace_of(row)[-1] for row in await served.rows()]
     assert sorted(step["requests_ahead"] for step in steps)[:2] == [0, 0]
     assert max(step["requests_ahead"] for step in steps) >= 1
@@ -50,9 +50,9 @@ async def test_an_instance_is_given_one_more_than_it_runs_and_the_trace_says_why
 async def test_a_round_trip_is_from_the_decision_to_the_headers(served):
     """A stream's headers arrive before its first token, so computing is not part of the round trip."""
     (backend,) = served.backends
-    (replica,) = served.gateway.topology.replicas.values()
+    (replica,) = served.gateway.dispatching.topology.replicas.values()
     backend.script.first_token_s = 0.4
     for task in await ask(served, 12, stream=True):
         assert await task == 200
-    assert 0 < served.gateway.topology.round_trip_ms(replica) < 300
+    assert 0 < served.gateway.dispatching.topology.round_trip_ms(replica) < 300
     assert replica.round_trip.headers_at_s > 0

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.parametrize("gateway_options", [{"max_num_seqs": 2, "qu
 
 async def fill(served, requests: int) -> list[asyncio.Task]:
     """Return *requests* calls; those that do not run wait."""
-    dispatcher, tasks = served.gateway.dispatcher, []
+    dispatcher, tasks = served.gateway.dispatching.dispatcher, []
     for number in range(requests):
         tasks.append(asyncio.create_task(served.chat(max_tokens=50)))
         await until(lambda came=number + 1: len(dispatcher.queue) + served.backends[0].running == came)
@@ -79,10 +79,10 @@ async def test_nothing_is_said_before_anything_is_known(served):
 async def test_nothing_is_learned_from_waits_before_lengths_are_known(served):
     """Answers count with 256 tokens at first, but have three: their waits would suggest eighty times the speed."""
     backend = served.backends[0]
-    (endpoint,) = served.gateway.topology.endpoints
+    (endpoint,) = served.gateway.dispatching.topology.endpoints
     backend.script.hold = asyncio.Event()
     tasks = await fill(served, 6)
     backend.script.hold.set()
     for task in tasks:
         (await task).release()
-    assert served.gateway.dispatcher.waits.control.correction(endpoint.index, "").batches == 0
+    assert served.gateway.dispatching.dispatcher.waits.control.correction(endpoint.index, "").batches == 0

@@ -197,7 +197,11 @@ async def test_where_nothing_serves_yet_the_start_is_what_is_waited_for():
 async def test_a_ready_instance_that_takes_nothing_for_a_moment_is_soon_back(served, state, least_s, most_s):
     """In the demo, on a busy machine, estimates had been 112 s, the start of another instance; what was waited was 2 s."""
     await warm(served, 6)
-    topology, times, clock = served.gateway.topology, served.gateway.dispatcher.waits.control, served.gateway.clock
+    topology, times, clock = (
+        served.gateway.dispatching.topology,
+        served.gateway.dispatching.dispatcher.waits.control,
+        served.gateway.clock,
+    )
     (endpoint,) = topology.endpoints
     ready, starting = topology.members(endpoint)
     starting.spec = replace(starting.spec, state=S.LOADING, start_s=100.0, start_began_at=time.time())

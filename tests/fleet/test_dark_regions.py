@@ -46,7 +46,9 @@ def dark(make_instance, deployment, node):
 @pytest.mark.django_db
 def test_its_row_says_since_when_and_the_inventory_remembers_it(dark):
     assert (dark.region.dark_since, read().dark_regions) == (AT, frozenset({dark.region.name}))
-    _write([Notice(ANSWERS, dark.region.name, "it answers")])
+    _write([Notice(DARK, dark.region.name, "of another shard", inputs={"at": timezone.now().isoformat()})])
+    assert Region.objects.get(pk=dark.region.pk).dark_since == AT
+    _write([Notice(ANSWERS, dark.region.name, "it answers")] * 2)
     assert (Region.objects.get(pk=dark.region.pk).dark_since, read().dark_regions) == (None, frozenset())
     assert [*Event.objects.filter(kind__startswith="region.").order_by("pk").values_list("kind", flat=True)] == [
         DARK,
@@ -126,7 +128,7 @@ async def test_a_frozen_region_is_left_and_returned_to_and_no_request_fails(emul
     await database_sync_to_async(make_rows)(backends, regions=regions, max_num_seqs=8, queue_bound=100)
     frozen = emulators[1][0]
     async with gateway_before(backends) as served:
-        topology, statuses = served.gateway.topology, []
+        topology, statuses = served.gateway.dispatching.topology, []
 
         async def ask():
             async with await served.chat({"X-Region": "west"}, max_tokens=4) as answer:

@@ -1,7 +1,6 @@
 """What heartbeats find out is written only where the instance is still the one that was heard of; whose silence counts."""
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 
@@ -60,8 +59,7 @@ async def test_silence_counts_only_while_this_process_listens(monkeypatch, stall
     dispatcher = Dispatcher(topology, lambda: now_s, deliver=lambda record: None)
     instances = [InstanceSpec(n, f"i{n}", f"http://i{n}", "ready", 0.0, "m", "r", "", 4, 1000) for n in range(2)]
     dispatcher.apply_inventory(Inventory({"m": ModelSpec("m", 4096, 0)}, (EndpointSpec("m", "r"),), tuple(instances)))
-    none = SimpleNamespace(held=True)
-    heartbeats = Heartbeats(dispatcher, none, session=lambda: None, refresh=lambda: None, job=None)
+    heartbeats = Heartbeats(dispatcher, lambda: True, session=lambda: None, refresh=lambda: None, job=None)
     well, silent = topology.replicas.values()
     heartbeats._reading = dict.fromkeys((well, silent))
 

@@ -141,7 +141,7 @@ async def gateway_before(
     """Run a gateway on the existing rows, with all of *backends* ready."""
     gateway = Gateway(ScalingLoop)
     async with http or aiohttp.ClientSession() as http, serving(gateway) as url:
-        await until(lambda: gateway.topology.fleet.accepting.sum() == len(backends))
+        await until(lambda: gateway.dispatching.topology.fleet.accepting.sum() == len(backends))
         yield ServedGateway(gateway, url, list(backends), http, extra=extra)
 
 

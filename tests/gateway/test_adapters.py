@@ -23,7 +23,7 @@ def make_adapters(max_loras: int, max_cpu_loras: int) -> None:
 @pytest_asyncio.fixture
 async def adapted(served):
     await database_sync_to_async(make_adapters)(1, 2)
-    await served.gateway.read_inventory()
+    await served.gateway.dispatching.read_inventory()
     return served
 
 
@@ -72,7 +72,7 @@ MARKS = {"X-Application": "review", "X-Run": "r", "X-Unit": "write"}
 async def test_an_adapter_of_a_tenant_does_not_exist_for_others(adapted):
     """By every way to ask for it, as a call of an application too, others are answered as for a name that there is not."""
     await database_sync_to_async(make_other_tenants)("sql")
-    await adapted.gateway.read_inventory()
+    await adapted.gateway.dispatching.read_inventory()
 
     async def tried(name):
         answers = []
@@ -143,7 +143,7 @@ async def test_one_that_cannot_be_loaded_is_unavailable(adapted):
     assert "No adapter found" in answer["error"]["message"]
     row = await adapted.new_row()
     assert (row.error_code, row.status_code) == ("adapter_unavailable", 503)
-    assert not adapted.gateway.topology.fleet.adapters.any()
+    assert not adapted.gateway.dispatching.topology.fleet.adapters.any()
     backend.script.lora_status = 200
     assert (await status_of(adapted, "sql"))[0] == 200
 
@@ -161,7 +161,7 @@ async def test_none_is_served_where_servers_were_started_without(adapted):
         Deployment.objects.update(max_loras=0, max_cpu_loras=0)
 
     await database_sync_to_async(without)()
-    await adapted.gateway.read_inventory()
+    await adapted.gateway.dispatching.read_inventory()
     status, answer = await status_of(adapted, "sql")
     assert (status, answer["error"]["code"]) == (503, "adapters_unavailable")
     assert (await status_of(adapted, "m"))[0] == 200
@@ -172,33 +172,33 @@ async def test_adapters_of_waiting_requests_are_loaded_meanwhile(adapted):
     """One slot for requests: what waits is loaded meanwhile, and finds its adapter on the GPU."""
     (backend,) = adapted.backends
     await database_sync_to_async(Deployment.objects.update)(max_loras=2, max_cpu_loras=3, max_num_seqs=1)
-    await adapted.gateway.read_inventory()
+    await adapted.gateway.dispatching.read_inventory()
     backend.script.hold = asyncio.Event()
     first = asyncio.create_task(status_of(adapted, "sql"))
     await until(lambda: backend.running == 1)
     second = asyncio.create_task(status_of(adapted, "poet"))
-    await until(lambda: len(adapted.gateway.dispatcher.queue) == 1)
-    adapted.gateway.dispatcher.prewarming.sweep()
+    await until(lambda: len(adapted.gateway.dispatching.dispatcher.queue) == 1)
+    adapted.gateway.dispatching.dispatcher.prewarming.sweep()
     await until(lambda: backend.lora_calls == ["+sql", "+poet"])
     backend.script.hold.set()
     assert [status for status, _ in await asyncio.gather(first, second)] == [200] * 2
     rows = {row.adapter: row.trace[0]["adapter_was"] for row in await adapted.rows()}
     assert rows == {"sql": "not loaded", "poet": "on the GPU"}
-    counts = adapted.gateway.dispatcher.prewarming.counts["adapter"]
+    counts = adapted.gateway.dispatching.dispatcher.prewarming.counts["adapter"]
     assert (counts["warmed"], counts["used"], counts["wasted"]) == (1, 1, 0)
 
 
 async def test_one_that_cannot_be_prewarmed_is_tried_again_by_its_request(adapted):
     (backend,) = adapted.backends
     await database_sync_to_async(Deployment.objects.update)(max_loras=2, max_cpu_loras=3, max_num_seqs=1)
-    await adapted.gateway.read_inventory()
+    await adapted.gateway.dispatching.read_inventory()
     backend.script.hold = asyncio.Event()
     first = asyncio.create_task(status_of(adapted, "m"))
     await until(lambda: backend.running == 1)
     second = asyncio.create_task(status_of(adapted, "poet"))
-    await until(lambda: len(adapted.gateway.dispatcher.queue) == 1)
+    await until(lambda: len(adapted.gateway.dispatching.dispatcher.queue) == 1)
     backend.script.lora_status = 500
-    adapted.gateway.dispatcher.prewarming.sweep()
+    adapted.gateway.dispatching.dispatcher.prewarming.sweep()
     await asyncio.sleep(0.2)
     backend.script.lora_status = 200
     backend.script.hold.set()

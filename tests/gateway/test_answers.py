@@ -52,9 +52,9 @@ async def nothing_is_left(served, caplog) -> None:
     """Assert that no slot is taken, no load is noted, and no exception was logged."""
     gateway = served.gateway
     (row, *_) = await served.rows()
-    await until(lambda: not gateway.limits.sequences(row.tenant_id))
-    assert gateway.topology.fleet.running.sum() == 0
-    assert not gateway.dispatcher.requests
+    await until(lambda: not gateway.dispatching.allowances.limits.sequences(row.tenant_id))
+    assert gateway.dispatching.topology.fleet.running.sum() == 0
+    assert not gateway.dispatching.dispatcher.requests
     assert not gateway.requests._open
     assert [
         record for record in caplog.records if record.exc_info and record.name.startswith("controlplane.gateway")
@@ -439,7 +439,7 @@ async def test_a_first_token_may_take_as_long_as_its_prompt_takes_many_times_ove
     # As read from rows: the inventory that is read every second brings it again.
     for name, value in (("FIRST_TOKEN_S", 0.01), ("FIRST_TOKEN_FACTOR", 1.0)):
         await database_sync_to_async(put)(name, value, "test")
-    await until(lambda: served.gateway.topology.tuned.FIRST_TOKEN_FACTOR == 1.0)
+    await until(lambda: served.gateway.dispatching.topology.tuned.FIRST_TOKEN_FACTOR == 1.0)
     async with await served.chat(
         stream=True, messages=[{"role": "user", "content": "a long prompt " * 40}]
     ) as response:
@@ -456,7 +456,7 @@ async def test_a_first_token_may_take_as_long_as_its_prompt_takes_many_times_ove
 @pytest.mark.parametrize("said", [b": ping\n\n", b'event: response.created\ndata: {"type":"response.created"}\n\n'])
 async def test_events_without_a_token_do_not_prolong_the_wait_for_one(served, quick_pings, said):
     plays(served, stream(), *[said] * 60, piece_s=0.05)
-    topology = served.gateway.topology
+    topology = served.gateway.dispatching.topology
     topology.tuned = topology.tuned.model_copy(update={"FIRST_TOKEN_S": 0.3, "FIRST_TOKEN_FACTOR": 1.0})
     async with served.post("/v1/responses", {"model": "m", "input": "hi", "stream": True}) as response:
         assert "first_token_late" in await response.text()
@@ -515,7 +515,7 @@ STEPS_THAT_RAISE = [
     "requests.submit", "requests.leave", "requests.finished", "requests.began", "requests.headers_received",
     "requests.place_again", "records.close", "records._measure", "records.lengths.prior.learn",
     "records.ledger.add", "upstream.carry", "upstream.connections.get", "upstream.connections.put_back",
-    "upstream._streamed", "requests.placed", "completions.admission.enter",
+    "upstream._streamed", "requests.placed", "completions.admission.entries.enter",
 ]  # fmt: skip
 
 
@@ -529,7 +529,7 @@ async def test_a_slot_is_given_back_whatever_raises(served, monkeypatch, streame
                 async with await served.chat(stream=streamed) as response:
                     await response.read()
                 await until(lambda: served.gateway.http.active == 0)
-                assert [use.sequences for use in served.gateway.limits._use.values()] == [0]
+                assert [use.sequences for use in served.gateway.dispatching.allowances.limits._use.values()] == [0]
                 if step == "upstream.carry":
                     assert response.status == 500
                     row = (await served.rows())[-1]

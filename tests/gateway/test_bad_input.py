@@ -112,7 +112,7 @@ async def test_a_wrong_request_is_refused_in_openai_shape(served):
             wrong.append((code, "headers", dict(response.headers)))
     assert wrong == []
     assert served.backends[0].bodies == []
-    assert len(served.gateway.dispatcher.queue) == 0
+    assert len(served.gateway.dispatching.dispatcher.queue) == 0
     assert all(row.status_code != 200 for row in await served.rows())
 
 

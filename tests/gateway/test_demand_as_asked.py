@@ -66,11 +66,11 @@ async def test_refused_and_abandoned_requests_count_as_demand(served):
     running = ask("runs")
     await until(lambda: backend.running == 1)
     waiting = ask("leaves")
-    await until(lambda: len(served.gateway.dispatcher.queue) == 1)
+    await until(lambda: len(served.gateway.dispatching.dispatcher.queue) == 1)
     async with await ask("refused") as response:
         assert (response.status, (await response.json())["error"]["code"]) == (429, "queue_full")
     waiting.cancel()
-    await until(lambda: len(served.gateway.dispatcher.queue) == 0)
+    await until(lambda: len(served.gateway.dispatching.dispatcher.queue) == 0)
     backend.script.hold.set()
     assert (await running).status == 200
     await until(lambda: served.gateway.active == 0)
@@ -94,11 +94,11 @@ async def test_what_expired_while_it_was_held_is_unserved_demand_of_its_caller(s
     for backend in served.backends:
         backend.script.hold = asyncio.Event()
     held = [asyncio.create_task(served.chat(headers={"X-Region": "west"})) for _ in range(17)]
-    await until(lambda: len(served.gateway.dispatcher.queue) == 1)
-    topology = served.gateway.topology
+    await until(lambda: len(served.gateway.dispatching.dispatcher.queue) == 1)
+    topology = served.gateway.dispatching.topology
     for endpoint in topology.endpoints:
         endpoint.spec = replace(endpoint.spec, tuned=endpoint.spec.tuned.model_copy(update={"MAX_HOLD_S": 0.0}))
-    served.gateway.dispatcher.sweep()
+    served.gateway.dispatching.dispatcher.sweep()
     for backend in served.backends:
         backend.script.hold.set()
     assert sorted([(await task).status for task in held]) == [200] * 16 + [503]
@@ -134,8 +134,8 @@ async def test_a_caller_says_how_long_its_request_waits(served):
     running = [asyncio.create_task(served.chat()) for _ in range(8)]
     await until(lambda: backend.running == 8)
     waiting = [asyncio.create_task(served.chat(headers={"X-Max-Wait": wait})) for wait in ("0.001", "60")]
-    await until(lambda: len(served.gateway.dispatcher.queue) == 2)
-    served.gateway.dispatcher.sweep()
+    await until(lambda: len(served.gateway.dispatching.dispatcher.queue) == 2)
+    served.gateway.dispatching.dispatcher.sweep()
     response = await waiting[0]
     assert (response.status, (await response.json())["error"]["code"]) == (504, "max_wait_expired")
     assert int(response.headers["Retry-After"]) >= 1

@@ -110,7 +110,7 @@ async def test_requests_end(served, how):
     queued = asyncio.create_task(answer(served, CHAT))
     held = asyncio.create_task(answer(served, CHAT, **{"X-SLO-Class": "flexible"}))
     await until(lambda: len(open_requests(served, RequestState.WAITING)) == 2)
-    assert len(served.gateway.dispatcher.holding) == 1
+    assert len(served.gateway.dispatching.dispatcher.holding) == 1
 
     await database_sync_to_async(ENDS[how])()
     async with asyncio.timeout(20):
@@ -120,8 +120,8 @@ async def test_requests_end(served, how):
     assert await answer(served, CHAT) == (401, "invalid_api_key")
     await until(lambda: served.backends[0].running == 0)
     assert not open_requests(served, *RequestState)
-    assert not served.gateway.dispatcher.requests
-    assert len(served.gateway.dispatcher.holding) == 0
+    assert not served.gateway.dispatching.dispatcher.requests
+    assert len(served.gateway.dispatching.dispatcher.holding) == 0
     async with asyncio.timeout(10):
         while len(rows := await served.rows()) < 3:  # noqa: ASYNC110
             await asyncio.sleep(0.05)

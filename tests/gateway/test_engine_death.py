@@ -37,8 +37,8 @@ async def test_the_instance_fails_at_once_though_it_answers_heartbeats(served):
     await break_first(served, tokens=0)
     for _ in range(2):
         assert (await served.chat(stream=True)).status == 200
-    await until(lambda: served.gateway.topology.fleet.accepting.sum() == 1)
-    replica = next(one for one in served.gateway.topology.replicas.values() if one.name == "m-0")
+    await until(lambda: served.gateway.dispatching.topology.fleet.accepting.sum() == 1)
+    replica = next(one for one in served.gateway.dispatching.topology.replicas.values() if one.name == "m-0")
     await until(lambda: replica.spec.state == "failed")
     assert (await served.instance(0)).state_reason == "its engine died"
     seen = replica.heartbeat_at
@@ -46,7 +46,7 @@ async def test_the_instance_fails_at_once_though_it_answers_heartbeats(served):
     served.backends[0].script.metrics = False  # its server ends
     await until(lambda: not replica.lost)
     served.backends[0].script.metrics, served.backends[0].script.die = True, ""  # and is restarted
-    await until(lambda: served.gateway.topology.fleet.accepting.sum() == 2)
+    await until(lambda: served.gateway.dispatching.topology.fleet.accepting.sum() == 2)
     states = [
         after["state"] for (after,) in await of(Event.objects.filter(subject="m-0", kind="instance.moved"), "after")
     ]

@@ -52,13 +52,13 @@ def shape(event: dict) -> tuple:
 
 
 def request_of(served):
-    (request,) = served.gateway.dispatcher.requests.values()
+    (request,) = served.gateway.dispatching.dispatcher.requests.values()
     return request
 
 
 async def evict_when(served, tokens: int) -> int:
     """Evict the only request once it has *tokens*, and wait until it resumes; return the tokens to compute again."""
-    dispatcher = served.gateway.dispatcher
+    dispatcher = served.gateway.dispatching.dispatcher
     await until(lambda: request_of(served).output_tokens + request_of(served).kept_tokens >= tokens)
     request = request_of(served)
     before = request.evictions
@@ -97,17 +97,17 @@ async def test_an_evicted_stream_is_the_one_that_was_not_evicted(served, path, u
     assert rows[0].prompt_tokens == rows[1].prompt_tokens
     assert 10 <= costs[0] < costs[1]
     assert sum("evicted" in entry for entry in rows[1].trace) == 2
-    fleet = served.gateway.topology.fleet
+    fleet = served.gateway.dispatching.topology.fleet
     assert (fleet.running.sum(), fleet.kv_tokens.sum(), fleet.remaining_tokens.sum()) == (0, 0, 0)
-    (endpoint,) = served.gateway.topology.endpoints
+    (endpoint,) = served.gateway.dispatching.topology.endpoints
     assert (endpoint.running_sequences, endpoint.running_output_tokens) == (0, 0)
 
 
 async def test_an_answer_that_is_not_streamed_starts_over(served):
     asking = asyncio.create_task(ask(served, "chat/completions"))
-    await until(lambda: served.gateway.topology.fleet.running.sum() == 1)
+    await until(lambda: served.gateway.dispatching.topology.fleet.running.sum() == 1)
     request = request_of(served)
-    assert served.gateway.dispatcher.evict(request.asked.number) == request.asked.prompt_tokens
+    assert served.gateway.dispatching.dispatcher.evict(request.asked.number) == request.asked.prompt_tokens
     answer = await (await asking).json()
     assert answer["usage"]["completion_tokens"] == TOKENS
     assert answer["choices"][0]["token_ids"] is None
@@ -118,7 +118,7 @@ async def test_an_answer_that_is_not_streamed_starts_over(served):
 async def test_what_cannot_be_continued_stays_once_it_has_emitted_something(served):
     response = await ask(served, "completions", stream=True, stop=["horizon"])
     await until(lambda: request_of(served).output_tokens > 3)
-    assert served.gateway.dispatcher.evict(request_of(served).asked.number) is None
+    assert served.gateway.dispatching.dispatcher.evict(request_of(served).asked.number) is None
     await events_of(response)
     (row,) = await served.rows()
     assert (row.outcome, row.evictions) == ("done", 0)
@@ -126,9 +126,9 @@ async def test_what_cannot_be_continued_stays_once_it_has_emitted_something(serv
 
 async def test_the_client_leaves_while_its_request_waits_again(served):
     blockers = [asyncio.create_task(ask(served, "completions", max_tokens=1000)) for _ in range(3)]
-    await until(lambda: served.gateway.topology.fleet.running.sum() == 3)
+    await until(lambda: served.gateway.dispatching.topology.fleet.running.sum() == 3)
     response = await ask(served, "completions", stream=True)
-    dispatcher = served.gateway.dispatcher
+    dispatcher = served.gateway.dispatching.dispatcher
     number = max(dispatcher.requests)
     await until(lambda: dispatcher.requests[number].output_tokens > 3)
     blockers.append(asyncio.create_task(ask(served, "completions", max_tokens=1000)))

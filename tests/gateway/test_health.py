@@ -22,7 +22,7 @@ SIX = pytest.mark.parametrize("gateway_options", [{"regions": ["east"] * 6}])
 
 def replica_of(served, index=0):
     name = served.backends[index].name
-    return next(one for one in served.gateway.topology.replicas.values() if one.name == name)
+    return next(one for one in served.gateway.dispatching.topology.replicas.values() if one.name == name)
 
 
 async def events(kind: str, field: str = "reason") -> list:
@@ -31,8 +31,8 @@ async def events(kind: str, field: str = "reason") -> list:
 
 async def tune(served, name: str, value: float) -> None:
     await database_sync_to_async(Setting.objects.create)(name=name, value=value)
-    served.gateway.refresh_now()
-    await until(lambda: getattr(served.gateway.topology.tuned, name) == value)
+    served.gateway.dispatching.refresh_now()
+    await until(lambda: getattr(served.gateway.dispatching.topology.tuned, name) == value)
 
 
 KILLS = pytest.mark.parametrize(("kind", "deaths"), [("engine", 2), ("server", 3)])
@@ -62,7 +62,7 @@ async def test_one_call_of_an_sdk_ends_two_or_three_engines(served, kind, deaths
     assert dead() == deaths
     for _ in range(4):
         assert (await served.chat()).status == 200, "others go on"
-    await until(lambda: not served.gateway.topology.notices)
+    await until(lambda: not served.gateway.dispatching.topology.notices)
     (reason,) = await events("model.request_quarantined")
     assert "it is refused until" in reason
     assert 2 <= reason.count("m-") <= deaths
@@ -174,7 +174,7 @@ async def test_the_circuit_of_one_that_fails_requests_opens_and_is_tried_again(s
     for _ in range(6):
         assert (await served.chat()).status == 200
     assert len(sheep.bodies) == asked
-    await until(lambda: not served.gateway.topology.notices)
+    await until(lambda: not served.gateway.dispatching.topology.notices)
     (reason,) = await events("instance.circuit_open")
     assert "it failed 3 of its last" in reason
     summary = served.gateway.publisher.summary.snapshot()["instances"]
@@ -182,21 +182,21 @@ async def test_the_circuit_of_one_that_fails_requests_opens_and_is_tried_again(s
     assert (await served.instance()).state == "ready"
 
     replica.health.until_s = served.gateway.clock()  # its time is over, and it still fails: one request shows it
-    served.gateway.dispatcher.sweep()
+    served.gateway.dispatching.dispatcher.sweep()
     for _ in range(6):
         assert (await served.chat()).status == 200
     assert len(sheep.bodies) == asked + 1
-    await until(lambda: not served.gateway.topology.notices)
+    await until(lambda: not served.gateway.dispatching.topology.notices)
     first, second = await events("instance.circuit_open", "inputs")
     assert second["open_s"] == 2 * first["open_s"]
 
     sheep.script.status, sheep.script.die = 200, ""
     replica.health.until_s = served.gateway.clock()
-    served.gateway.dispatcher.sweep()
+    served.gateway.dispatching.dispatcher.sweep()
     for _ in range(6):
         assert (await served.chat()).status == 200
     assert replica.health.breaker.value == "closed"
-    await until(lambda: not served.gateway.topology.notices)
+    await until(lambda: not served.gateway.dispatching.topology.notices)
     assert len(await events("instance.serves_again")) == 1
 
 
@@ -211,7 +211,7 @@ async def test_refusals_caused_by_a_tenant_open_no_circuit(served, subtests):
                 response = await served.chat()
                 assert (response.status, response.headers["x-should-retry"]) == (status, "false")
             assert not await events("instance.circuit_open")
-            assert served.gateway.topology.fleet.accepting.sum() == 2
+            assert served.gateway.dispatching.topology.fleet.accepting.sum() == 2
 
 
 @TWO
@@ -260,7 +260,7 @@ async def test_an_instance_is_checked_against_its_registration(served):
     backend.script.models = ("m",)
     replica_of(served).identified_s = -math.inf
     assert await served.becomes("ready")
-    await until(lambda: served.gateway.topology.fleet.accepting.sum() == 2)
+    await until(lambda: served.gateway.dispatching.topology.fleet.accepting.sum() == 2)
     backend.script.models = ("other",)  # started again within a heartbeat
     assert {(await served.chat()).status for _ in range(6)} == {200}
     assert await served.becomes("failed")
@@ -319,8 +319,10 @@ async def test_a_broken_idle_connection_is_a_broken_connection(served, stream):
     proxy = await asyncio.start_server(forward, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
     await database_sync_to_async(Instance.objects.update)(url=url)
-    served.gateway.refresh_now()
-    await until(lambda: replica_of(served).spec.url == url and served.gateway.topology.fleet.accepting.sum() == 1)
+    served.gateway.dispatching.refresh_now()
+    await until(
+        lambda: replica_of(served).spec.url == url and served.gateway.dispatching.topology.fleet.accepting.sum() == 1
+    )
     for _ in range(4):
         async with await served.chat(stream=stream) as response:
             assert response.status == 200

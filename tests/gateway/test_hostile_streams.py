@@ -119,7 +119,7 @@ async def test_a_typed_stream_is_never_silent_and_its_late_first_token_is_an_err
 ):
     """Comment lines come while the opening events, which vLLM sends before its engine has begun, are held back."""
     opening = [named(event) for event in SURFACES[surface][: 1 if surface == "messages" else 2]]
-    topology = served.gateway.topology
+    topology = served.gateway.dispatching.topology
     topology.tuned = topology.tuned.model_copy(update={"FIRST_TOKEN_S": 1.2, "FIRST_TOKEN_FACTOR": 1.0})
     plays(served, stream(*opening), *[b""] * 40, piece_s=0.1)
     status, text = await ask(served, surface)

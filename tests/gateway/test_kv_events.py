@@ -30,7 +30,7 @@ async def test_a_prompt_goes_where_it_is_cached_until_it_no_longer_is(
     _, backends = await emulate_two(emulator, ["east", "east"], 8, **PUBLISHES)
     await database_sync_to_async(Deployment.objects.update)(routing_policy="least_delay", kv_events=True)
     async with gateway_before(backends) as served:
-        caches = served.gateway.kv_caches.of
+        caches = served.gateway.dispatching.kv_caches.of
         await until(lambda: len(caches) == 2 and not any(cache.why for cache in caches.values()))
         await until(lambda: served.gateway.catalog._models["m"].tokenizer is not None)
         text = "a word that is said often " * 200
@@ -43,7 +43,7 @@ async def test_a_prompt_goes_where_it_is_cached_until_it_no_longer_is(
         assert (row.trace[-1]["cached_tokens"], row.trace[-1]["cached_by"]) == (cached, "kv_events")
         assert (row.instance, row.cached_tokens, row.expected_cached_tokens) == (first.instance, cached, cached)
         assert (row.expected_by, served.gateway.upstream.tokens.failed) == ("kv_events", 0)
-        rows = served.gateway.topology.replicas.values()
+        rows = served.gateway.dispatching.topology.replicas.values()
         await until(lambda: sorted(one.cached_blocks or 0 for one in rows) == [0, cached // 16])
         summary = served.gateway.publisher.summary.snapshot()["instances"]
         assert sorted(summary["cached_blocks"]) == [0, cached // 16]
@@ -56,7 +56,7 @@ async def test_a_prompt_goes_where_it_is_cached_until_it_no_longer_is(
         await until(lambda: sum(cache.count for cache in caches.values()) and of not in caches.values())
         await emulator.call("POST", f"/{row.instance}/reset_prefix_cache")
         await until(lambda: all(cache.count == 0 and not cache.why for cache in caches.values()))
-        await served.gateway.read_inventory()
+        await served.gateway.dispatching.read_inventory()
         for salt in ("mine", "yours"):
             await ask(served, text, max_tokens=2, cache_salt=salt)
             row = await served.new_row()

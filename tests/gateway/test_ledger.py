@@ -204,7 +204,7 @@ def test_no_index_of_the_ledger_is_the_beginning_of_another():
 @pytest.mark.parametrize("stream", [True, False])
 async def test_cached_prompt_tokens_are_kept_as_reported_and_as_expected(served, stream):
     await database_sync_to_async(Deployment.objects.update)(routing_policy="least_delay")
-    await served.gateway.read_inventory()
+    await served.gateway.dispatching.read_inventory()
     prompt, rows = [{"role": "user", "content": "word " * 400}], []
     for cached in (None, 5):
         served.backends[0].script.cached_tokens = cached

@@ -153,7 +153,7 @@ async def test_reports_reach_the_dispatcher(served):
         async with served.http.post(url, json={"application": "review"} | body, headers=served.headers) as answer:
             return answer.status, await answer.json()
 
-    standings = served.gateway.dispatcher.runs.standings
+    standings = served.gateway.dispatching.dispatcher.runs.standings
     status, opened = await post("", run="one", deadline_s=90)
     assert (status, opened["state"], opened["deadline_s"]) == (200, "running", 90.0)
     await served.chat(headers={"X-Application": "review", "X-Run": "one", "X-Unit": "write"})

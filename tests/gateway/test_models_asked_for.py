@@ -28,8 +28,8 @@ async def two(served):
     other.script.models = ("n",)
     await other.start()
     await database_sync_to_async(make_model)("n", other.url)
-    await served.gateway.read_inventory()
-    await until(lambda: served.gateway.topology.fleet.accepting.sum() == 2)
+    await served.gateway.dispatching.read_inventory()
+    await until(lambda: served.gateway.dispatching.topology.fleet.accepting.sum() == 2)
     served.backends.append(other)
     yield served
     await other.stop()
@@ -38,8 +38,8 @@ async def two(served):
 async def set_up(served, change):
     await database_sync_to_async(change)()
     await served.gateway.keys.refresh()
-    await served.gateway.budgets.refresh()
-    await served.gateway.read_inventory()
+    await served.gateway.dispatching.allowances.refresh()
+    await served.gateway.dispatching.read_inventory()
 
 
 def fall_back(wait_s=None):
@@ -157,9 +157,9 @@ async def test_a_model_without_an_instance_that_serves_falls_back(two):
         1,
     )
     assert row.trace[0]["why"] == "Served by n, the fallback of m: no instance of that takes it now."
-    (use,) = two.gateway.budgets.uses.values()
+    (use,) = two.gateway.dispatching.allowances.budgets.uses.values()
     assert use.used(two.gateway.clock(), 0.0) == 1  # counted where it was served
-    assert two.gateway.topology.endpoint("m", "east").demand  # so that an instance is started for it
+    assert two.gateway.dispatching.topology.endpoint("m", "east").demand  # so that an instance is started for it
     await set_up(two, lambda: ApiKey.objects.update(allowed_models=["m"]))
     status, _, answer = await asked(two)  # its key may not use the fallback
     assert (status, answer["error"]["code"]) == (503, "model_unavailable")

@@ -225,12 +225,12 @@ async def test_prompt_tokens_alone_count_towards_limits(emulated):  # noqa: F811
     second, said = await call(emulated, "/v1/embeddings", input=["abcd" * 90] * 2)
     tokens, _ = await call(emulated, "/tokenize", prompt="abcd" * 400)
     assert (first, second, said["error"]["code"], tokens) == (200, 429, "rate_limit_exceeded", 200)
-    assert emulated.gateway.limits.sequences(1) == 0
+    assert emulated.gateway.dispatching.allowances.limits.sequences(1) == 0
 
 
 async def test_a_budget_of_tokens_counts_prompts(emulated):  # noqa: F811
     await database_sync_to_async(Budget.objects.create)(kind=BudgetKind.TOKENS, hard=60)
-    await emulated.gateway.budgets.refresh()
+    await emulated.gateway.dispatching.allowances.refresh()
     statuses = [(await call(emulated, "/v1/embeddings", input="abcd" * 25))[0] for _ in range(3)]
     assert statuses == [200, 200, 429]
 
@@ -247,8 +247,8 @@ async def test_a_client_that_leaves_takes_its_inputs_off_the_engine(emulated):  
     await until(lambda: emulated.gateway.active == 0)
     (row,) = await emulated.rows()
     assert row.outcome == "cancelled"
-    replica = next(one for one in emulated.gateway.topology.replicas.values() if one.name == "e-0")
-    fleet = emulated.gateway.topology.fleet
+    replica = next(one for one in emulated.gateway.dispatching.topology.replicas.values() if one.name == "e-0")
+    fleet = emulated.gateway.dispatching.topology.fleet
     assert (fleet.running[replica.slot], fleet.kv_tokens[replica.slot]) == (0, 0)
 
 
@@ -260,7 +260,7 @@ async def test_a_failing_instance_is_tried_again_and_then_said(emulated):  # noq
 
 async def test_a_task_that_changes_is_known_at_once(emulated):  # noqa: F811
     await database_sync_to_async(Model.objects.filter(name="e").update)(task="classify")
-    await emulated.gateway.read_inventory()
+    await emulated.gateway.dispatching.read_inventory()
     status, said = await call(emulated, "/v1/embeddings", input="a")
     assert (status, "/classify" in said["error"]["message"]) == (404, True)
 
@@ -273,14 +273,14 @@ async def test_a_server_of_another_task_does_not_become_ready(emulated, monkeypa
         Instance.objects.filter(name="e-0").update(state="loading")
 
     await database_sync_to_async(register)()
-    await emulated.gateway.read_inventory()
+    await emulated.gateway.dispatching.read_inventory()
     instance = await wait_for_state("e-0", "failed")
     assert instance.state_reason == (
         "it does not answer /v1/chat/completions: the task of e is set to generate, and its server's is embed"
     )
     await database_sync_to_async(Model.objects.filter(name="e").update)(task="embed")
     await database_sync_to_async(Instance.objects.filter(name="e-0").update)(state="loading")
-    await emulated.gateway.read_inventory()
+    await emulated.gateway.dispatching.read_inventory()
     await wait_for_state("e-0", "ready")
 
 

@@ -34,7 +34,7 @@ def graph_of(*units, kinds=()):
 
 async def teach(served, graph):
     tenant = await database_sync_to_async(Tenant.objects.get)(name="acme")
-    served.gateway.dispatcher.runs.graphs[tenant.pk, "review"] = graph
+    served.gateway.dispatching.dispatcher.runs.graphs[tenant.pk, "review"] = graph
 
 
 async def call(served, run, unit, **body):
@@ -47,11 +47,11 @@ def bodies_of(served):
 
 
 def counts_of(served):
-    return served.gateway.dispatcher.prewarming.counts["prefix"]
+    return served.gateway.dispatching.dispatcher.prewarming.counts["prefix"]
 
 
 def drop_caches(served):
-    topology = served.gateway.topology
+    topology = served.gateway.dispatching.topology
     for replica in topology.replicas.values():
         forget(topology.fleet, replica.slot)
 
@@ -65,7 +65,7 @@ def gateway_options():
 async def prompted(served):
     """Two instances behind a router by prefix; the unit `write` was called twice, and what was cached is gone."""
     await database_sync_to_async(Deployment.objects.update)(routing_policy="least_delay")
-    await served.gateway.read_inventory()
+    await served.gateway.dispatching.read_inventory()
     await teach(served, graph_of("plan", "write"))
     for run in ("a", "b"):
         assert (await call(served, run, "write", **WRITE))[0] == 200
@@ -84,13 +84,15 @@ async def planned(served):
 
 async def test_a_prompt_that_will_follow_is_computed_before_its_call(prompted):
     plan = await planned(prompted)
-    prompted.gateway.dispatcher.prewarming.sweep()
-    await until(lambda: bodies_of(prompted) and not prompted.gateway.dispatcher.prewarming.control.prompts.warming)
+    prompted.gateway.dispatching.dispatcher.prewarming.sweep()
+    await until(
+        lambda: bodies_of(prompted) and not prompted.gateway.dispatching.dispatcher.prewarming.control.prompts.warming
+    )
     (body,) = bodies_of(prompted)
     (warmed,) = [backend for backend in prompted.backends if body in backend.bodies]
     assert body["messages"] == [SYSTEM, {"role": "user", "content": "."}]
     assert (body["model"], body["priority"], "stream" in body) == ("m", 2**31 - 1, False)
-    prompted.gateway.dispatcher.prewarming.sweep()  # it is there now
+    prompted.gateway.dispatching.dispatcher.prewarming.sweep()  # it is there now
     assert len(bodies_of(prompted)) == 1
     assert (await plan)[0] == 200
     assert (await call(prompted, "c", "write", **WRITE))[0] == 200
@@ -106,7 +108,7 @@ async def test_a_salt_is_passed_on_and_separates_prompts(prompted):
         assert (await call(prompted, run, "write", **salted))[0] == 200
     drop_caches(prompted)
     plan = await planned(prompted)
-    prompted.gateway.dispatcher.prewarming.sweep()
+    prompted.gateway.dispatching.dispatcher.prewarming.sweep()
     await until(lambda: bodies_of(prompted))
     assert bodies_of(prompted)[0]["cache_salt"] == "acme-1"
     await plan
@@ -119,11 +121,11 @@ async def test_an_instance_that_dies_while_it_warms(prompted):
     plan = await planned(prompted)
     (idle,) = [backend for backend in prompted.backends if not backend.running]
     idle.script.first_token_s, idle.script.token_s = 0.0, 60.0
-    prompted.gateway.dispatcher.prewarming.sweep()
+    prompted.gateway.dispatching.dispatcher.prewarming.sweep()
     await until(lambda: idle.running == 1)
     await idle.stop()
     await until(lambda: counts_of(prompted)["wasted"] == 1)
-    assert not prompted.gateway.dispatcher.prewarming.control.prompts.warming
+    assert not prompted.gateway.dispatching.dispatcher.prewarming.control.prompts.warming
     assert (await plan)[0] == 200
     status, _ = await call(prompted, "c", "write", **WRITE)
     assert status == 200
@@ -136,7 +138,7 @@ async def test_an_instance_that_dies_while_it_warms(prompted):
 
 async def test_a_webhook_is_called_before_a_unit_begins(served, monkeypatch):
     monkeypatch.setattr(warming, "READ_EVERY", 1)
-    prewarming = served.gateway.dispatcher.prewarming
+    prewarming = served.gateway.dispatching.dispatcher.prewarming
     async with receiver() as (there, url):
         await database_sync_to_async(UnitBackend.objects.create)(name="tests", url=f"{url}/takes", secret="s")
         await teach(served, graph_of("plan", "tests", "write", kinds=[("tests", "container")]))
@@ -153,7 +155,7 @@ async def test_a_webhook_is_called_before_a_unit_begins(served, monkeypatch):
         address = f"{served.url}/v1/runs/c/units"
         async with served.http.post(address, json=body | {"state": "running"}, headers=served.headers) as answer:
             assert (await answer.json())["state"] == "running"
-        assert served.gateway.dispatcher.runs.backends_in_use == {"tests"}
+        assert served.gateway.dispatching.dispatcher.runs.backends_in_use == {"tests"}
     async with served.http.get(f"{served.url}/metrics") as answer:
         metrics = await answer.text()
     for name in ("pilothouse_prewarmed_total", "pilothouse_prewarmed_used_total"):

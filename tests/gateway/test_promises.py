@@ -23,7 +23,7 @@ def gateway_options():
 @pytest.fixture
 async def busy(served, monkeypatch):
     """A gateway whose only sequence is taken; every other request has an estimated wait of half a minute."""
-    waits = served.gateway.dispatcher.waits.control
+    waits = served.gateway.dispatching.dispatcher.waits.control
     monkeypatch.setattr(waits, "of", lambda row: Estimate(0, 1, WAIT))
     backend = served.backends[0]
     backend.script.hold = asyncio.Event()
@@ -65,14 +65,14 @@ async def test_an_unreachable_request_is_refused_with_its_wait_and_the_earliest_
         ("rejected", False, True, "interactive")
     ] * 2
     assert counted(busy) == {("interactive", "refused"): 2}
-    assert not len(busy.gateway.dispatcher.queue)
+    assert not len(busy.gateway.dispatching.dispatcher.queue)
 
 
 async def test_a_degraded_request_waits_in_the_other_class_as_its_headers_say(busy):
     await set_class(busy, "interactive", if_unreachable="degrade", degrades_to="flexible")
     waiting = asyncio.create_task(busy.chat())
-    await until(lambda: len(busy.gateway.dispatcher.holding) == 1)  # as all non-interactive work
-    (request,) = (each.request for each in busy.gateway.dispatcher.held_now(9))
+    await until(lambda: len(busy.gateway.dispatching.dispatcher.holding) == 1)  # as all non-interactive work
+    (request,) = (each.request for each in busy.gateway.dispatching.dispatcher.held_now(9))
     assert (request.asked.slo_class, request.asked.priority, request.asked.interactive) == ("flexible", 5, False)
     busy.backends[0].script.hold.set()
     async with await waiting as response:
@@ -88,7 +88,7 @@ async def test_a_degraded_request_waits_in_the_other_class_as_its_headers_say(bu
 async def test_a_tenant_is_not_degraded_to_a_class_that_it_may_not_use(busy):
     await set_class(busy, "interactive", if_unreachable="degrade", degrades_to="forbidden")
     waiting = asyncio.create_task(busy.chat())
-    await until(lambda: len(busy.gateway.dispatcher.queue) == 1)
+    await until(lambda: len(busy.gateway.dispatching.dispatcher.queue) == 1)
     busy.backends[0].script.hold.set()
     async with await waiting as response:
         assert response.status == 200
@@ -99,7 +99,7 @@ async def test_a_tenant_is_not_degraded_to_a_class_that_it_may_not_use(busy):
 
 async def test_by_default_it_is_admitted_late(busy):
     waiting = asyncio.create_task(busy.chat())
-    await until(lambda: len(busy.gateway.dispatcher.queue) == 1)
+    await until(lambda: len(busy.gateway.dispatching.dispatcher.queue) == 1)
     busy.backends[0].script.hold.set()
     async with await waiting as response:
         assert response.status == 200

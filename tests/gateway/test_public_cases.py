@@ -40,7 +40,7 @@ async def test_a_client_that_left_has_given_its_slot_back(served, streamed):
             assert response.status == 200
     outcomes = [(row.outcome, row.error_code, row.attempts) for row in await served.rows()]
     assert outcomes == [("cancelled", "client_disconnected", 1), ("done", "", 1)] * 10
-    fleet = served.gateway.topology.fleet
+    fleet = served.gateway.dispatching.topology.fleet
     assert (fleet.running.sum(), fleet.kv_tokens.sum(), fleet.remaining_tokens.sum()) == (0, 0, 0)
 
 
@@ -153,7 +153,7 @@ TWO = pytest.mark.parametrize("gateway_options", [{"regions": ["east", "east"]}]
 @TWO
 async def test_counts_of_what_runs_end_at_0(served):
     """C46: streams fail, are cut and are cancelled while an instance leaves and returns under its name."""
-    fleet = served.gateway.topology.fleet
+    fleet = served.gateway.dispatching.topology.fleet
     first, second = served.backends
     first.script.tokens, first.script.token_s, second.script.die = 5, 0.02, "midway"
 
@@ -170,7 +170,7 @@ async def test_counts_of_what_runs_end_at_0(served):
         for state in ("draining", "ready") * 3:
             update = Instance.objects.filter(name=second.name).update
             await database_sync_to_async(update)(state=state)
-            served.gateway.refresh_now()
+            served.gateway.dispatching.refresh_now()
             await asyncio.sleep(0.1)
 
     moves = asyncio.create_task(leave_and_return())

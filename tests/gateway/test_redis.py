@@ -71,9 +71,9 @@ class TestWithRedis:
         await asyncio.sleep(1.2)  # the running wait of the reader ends
         await database_sync_to_async(Instance.objects.update)(state="draining")
         await asyncio.sleep(0.2)
-        assert served.gateway.topology.fleet.accepting.sum() == 1
+        assert served.gateway.dispatching.topology.fleet.accepting.sum() == 1
         await bus.publish("pilothouse:inventory", "x")
-        await until(lambda: served.gateway.topology.fleet.accepting.sum() == 0)
+        await until(lambda: served.gateway.dispatching.topology.fleet.accepting.sum() == 0)
 
     async def test_serving_continues_without_redis_and_publishing_resumes(self, served, redis_server):
         await until(lambda: served.gateway.publisher.job.ok)

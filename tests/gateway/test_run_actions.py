@@ -15,9 +15,11 @@ def gateway_options():
 
 def act(served, run, action):
     """Send the command as the console does."""
-    tenant_id = served.extra.setdefault("tenant_id", next(iter(served.gateway.dispatcher.runs.standings.runs))[0][0])
+    tenant_id = served.extra.setdefault(
+        "tenant_id", next(iter(served.gateway.dispatching.dispatcher.runs.standings.runs))[0][0]
+    )
     values = {"tenant_id": tenant_id, "application": "review", "run": run, "action": action}
-    return served.gateway.commands.answer({"command": "run", "values": values})
+    return served.gateway.dispatching.commands.answer({"command": "run", "values": values})
 
 
 async def ask(served, run):
@@ -30,14 +32,14 @@ async def one_runs_and_three_wait(served):
     calls = {}
     for number, run in enumerate(("first", "a", "b", "c")):
         calls[run] = asyncio.create_task(ask(served, run))
-        await until(lambda number=number: len(served.gateway.dispatcher.requests) == number + 1)
-    await until(lambda: len(served.gateway.dispatcher.queue) == 3)
+        await until(lambda number=number: len(served.gateway.dispatching.dispatcher.requests) == number + 1)
+    await until(lambda: len(served.gateway.dispatching.dispatcher.queue) == 3)
     return calls
 
 
 def waiting(served):
-    (endpoint,) = served.gateway.topology.endpoints
-    return [one.asked.run for one in served.gateway.dispatcher.queue.in_order(endpoint)]
+    (endpoint,) = served.gateway.dispatching.topology.endpoints
+    return [one.asked.run for one in served.gateway.dispatching.dispatcher.queue.in_order(endpoint)]
 
 
 async def test_a_run_that_is_moved_first_overtakes_the_others(served):

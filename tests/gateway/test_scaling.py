@@ -10,11 +10,11 @@ from channels.db import database_sync_to_async
 from django.conf import settings
 from django.utils import timezone
 
+from controlplane.dispatch import process
 from controlplane.events.models import Event
 from controlplane.fleet import services
 from controlplane.fleet.lifecycle import restarts
 from controlplane.fleet.models import Deployment, Instance, InstanceCommand, PerformanceProfile
-from controlplane.gateway import process
 from controlplane.planning.execution import executor, rows
 from controlplane.planning.execution import loop as module
 from controlplane.planning.models import ScalingMove
@@ -104,11 +104,11 @@ async def managed(quick, launcher, served, monkeypatch):
         Instance.objects.update(launcher="emulated")
 
     await database_sync_to_async(make)()
-    served.gateway.refresh_now()
-    await until(lambda: all(replica.spec.launched for replica in served.gateway.topology.replicas.values()))
+    served.gateway.dispatching.refresh_now()
+    await until(lambda: all(replica.spec.launched for replica in served.gateway.dispatching.topology.replicas.values()))
     yield served
     # A thread that still starts a server must not reach into the next test.
-    monkeypatch.setattr(served.gateway.scaling, "_owns", lambda: False)
+    monkeypatch.setattr(served.gateway.dispatching.scaling, "_owns", lambda: False)
     await asyncio.to_thread(end_of_threads)
 
 
@@ -116,17 +116,17 @@ async def fill(served, count: int) -> list[asyncio.Task]:
     """Send requests that stay until the backend's hold is released."""
     served.backends[0].script.hold = served.backends[0].script.hold or asyncio.Event()
     sent = [asyncio.create_task(served.chat()) for _ in range(count)]
-    await until(lambda: sum(replica_tickets(served)) + len(served.gateway.dispatcher.queue) >= count)
+    await until(lambda: sum(replica_tickets(served)) + len(served.gateway.dispatching.dispatcher.queue) >= count)
     return sent
 
 
 def replica_tickets(served) -> list[int]:
-    return [len(replica.requests) for replica in served.gateway.topology.replicas.values()]
+    return [len(replica.requests) for replica in served.gateway.dispatching.topology.replicas.values()]
 
 
 async def looks(served, times: int = 6) -> None:
     """Wait until the loop has checked so many times more."""
-    job = served.gateway.scaling.job
+    job = served.gateway.dispatching.scaling.job
     for _ in range(times):
         before = job.last_success_at
         await until(lambda before=before: job.last_success_at != before)
@@ -168,7 +168,7 @@ class TestLoad:
         await release(managed, sent)
         await until(lambda: any(call[0] == "stop" for call in launcher.calls[2:]), 20)
         assert await of(ScalingMove.objects.order_by("pk"), "delta") == [(1,), (-1,)]
-        await until(lambda: managed.gateway.topology.fleet.accepting.sum() == 1, WITHIN_S)
+        await until(lambda: managed.gateway.dispatching.topology.fleet.accepting.sum() == 1, WITHIN_S)
         assert (await managed.chat()).status == 200
 
     async def test_a_start_that_is_no_longer_needed_is_cancelled_once(self, managed, launcher, monkeypatch):
@@ -218,7 +218,7 @@ class TestLoad:
         """C44: A request is held until the instance is ready."""
         await database_sync_to_async(Deployment.objects.update)(min_instances=0)
         await database_sync_to_async(Instance.objects.update)(state="stopped", url="")
-        await until(lambda: not managed.gateway.topology.replicas)
+        await until(lambda: not managed.gateway.dispatching.topology.replicas)
         assert not launcher.backends
         async with asyncio.timeout(WITHIN_S):
             assert (await managed.chat()).status == 200
@@ -228,7 +228,7 @@ class TestLoad:
         """C30: at once, not one after the other."""
         await database_sync_to_async(Deployment.objects.update)(min_instances=0, max_instances=3, max_num_seqs=2)
         await database_sync_to_async(Instance.objects.update)(state="stopped", url="")
-        await until(lambda: not managed.gateway.topology.replicas)
+        await until(lambda: not managed.gateway.dispatching.topology.replicas)
         sent = [asyncio.create_task(managed.chat()) for _ in range(5)]
         async with asyncio.timeout(WITHIN_S):
             assert {response.status for response in await asyncio.gather(*sent)} == {200}
@@ -242,7 +242,7 @@ class TestLoad:
         looping = {"state": "failed", "url": "", "failures": 12}
         await database_sync_to_async(Deployment.objects.update)(max_instances=1)
         await database_sync_to_async(Instance.objects.update)(**looping, state_changed_at=timezone.now())
-        await until(lambda: not managed.gateway.topology.fleet.accepting.any())
+        await until(lambda: not managed.gateway.dispatching.topology.fleet.accepting.any())
         async with asyncio.timeout(WITHIN_S):
             response = await managed.chat()
         assert response.status == 503
@@ -257,7 +257,7 @@ class TestTheMinimum:
     async def test_a_failed_instance_is_started_again(self, managed, launcher):
         managed.backends[0].script.metrics = False  # silent, as when its server was killed
         await until(lambda: "m-0" in launcher.backends, WITHIN_S)
-        await until(lambda: managed.gateway.topology.fleet.accepting.sum() == 1, WITHIN_S)
+        await until(lambda: managed.gateway.dispatching.topology.fleet.accepting.sum() == 1, WITHIN_S)
         assert (await managed.chat()).status == 200
         (move,) = await of(ScalingMove.objects, "delta", "instance", "reason")
         assert move == (1, "m-0", "Floor: below its minimum of 1: 0 → 1 instances, on free GPUs.")

@@ -77,7 +77,7 @@ class TestTwoInstances:
         for dying in served.backends:
             served.backends[0].script.die = served.backends[1].script.die = ""
             dying.script.die = "at_once"
-            await until(lambda: served.gateway.topology.fleet.accepting.sum() == 2)
+            await until(lambda: served.gateway.dispatching.topology.fleet.accepting.sum() == 2)
             for _ in range(4):
                 async with await served.chat(stream=True) as response:
                     assert response.status == 200
@@ -102,7 +102,7 @@ class TestTwoInstances:
         assert event.actor == "gateway"
         assert "heartbeats" in event.reason
         doomed.script.metrics = True
-        await until(lambda: served.gateway.topology.fleet.accepting.sum() == 2)
+        await until(lambda: served.gateway.dispatching.topology.fleet.accepting.sum() == 2)
         assert await served.becomes("ready")
 
 
@@ -127,22 +127,22 @@ async def test_a_tenant_over_its_limit_is_refused_and_written_down(served, asked
     assert (refused.error_code, refused.slo_met, refused.instance) == ("rate_limit_exceeded", False, "")
     assert refused.predicted_output_tokens < 2**31
     assert served.gateway.ledger.held == served.gateway.ledger.refused == 0
-    assert served.gateway.limits.sequences(done.tenant_id) == 0
+    assert served.gateway.dispatching.allowances.limits.sequences(done.tenant_id) == 0
 
 
 async def test_requests_are_held_while_the_model_loads(served):
     await database_sync_to_async(Instance.objects.update)(state="stopped")
-    served.gateway.refresh_now()
-    await until(lambda: served.gateway.topology.fleet.accepting.sum() == 0)
+    served.gateway.dispatching.refresh_now()
+    await until(lambda: served.gateway.dispatching.topology.fleet.accepting.sum() == 0)
     async with await served.chat() as response:
         assert response.status == 503
         assert (await response.json())["error"]["code"] == "model_unavailable"
     served.backends[0].script.metrics = False
     await database_sync_to_async(Instance.objects.update)(state="loading")
-    served.gateway.refresh_now()
-    await until(lambda: served.gateway.topology.replicas)
+    served.gateway.dispatching.refresh_now()
+    await until(lambda: served.gateway.dispatching.topology.replicas)
     held = asyncio.create_task(served.chat())
-    await until(lambda: len(served.gateway.dispatcher.queue) == 1)
+    await until(lambda: len(served.gateway.dispatching.dispatcher.queue) == 1)
     served.backends[0].script.metrics = True  # it has started
     assert (await held).status == 200
     assert (await served.instance()).state == "ready"
@@ -154,8 +154,8 @@ async def test_draining_finishes_running_requests_and_accepts_none(served):
     running = asyncio.create_task(served.chat())
     await until(lambda: backend.running == 1)
     await database_sync_to_async(Instance.objects.update)(state="draining")
-    served.gateway.refresh_now()
-    await until(lambda: served.gateway.topology.fleet.accepting.sum() == 0)
+    served.gateway.dispatching.refresh_now()
+    await until(lambda: served.gateway.dispatching.topology.fleet.accepting.sum() == 0)
     async with await served.chat() as response:
         assert response.status == 503
     backend.script.hold.set()
@@ -183,7 +183,9 @@ async def test_the_instances_own_token_is_sent_and_its_refusal_is_not_the_tenant
         await client.completions.create(model="m", prompt="hello")
         assert "Authorization" not in served.backends[0].headers[-1]
         await database_sync_to_async(Deployment.objects.update)(api_key="of-the-server")
-        await until(lambda: all(replica.spec.api_key for replica in served.gateway.topology.replicas.values()))
+        await until(
+            lambda: all(replica.spec.api_key for replica in served.gateway.dispatching.topology.replicas.values())
+        )
         await client.completions.create(model="m", prompt="hello")
         assert served.backends[0].headers[-1]["Authorization"] == "Bearer of-the-server"
         served.backends[0].script.status = 401

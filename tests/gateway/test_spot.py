@@ -58,18 +58,18 @@ async def donated(served, name: str = "b") -> None:
 
 
 async def sees(served, name: str, state: str) -> None:
-    await served.gateway.read_inventory()
+    await served.gateway.dispatching.read_inventory()
     await until(lambda: replica(served, name).spec.state == state)
 
 
 async def reclaim(served, name: str = "b") -> None:
     row = await database_sync_to_async(Instance.objects.get)(name=name)
     await database_sync_to_async(spot.reclaim)(row, "planner", "load")
-    await served.gateway.read_inventory()
+    await served.gateway.dispatching.read_inventory()
 
 
 def replica(served, name: str):
-    return next(one for one in served.gateway.topology.replicas.values() if one.name == name)
+    return next(one for one in served.gateway.dispatching.topology.replicas.values() if one.name == name)
 
 
 async def ask(served, slo_class: str = "", **body) -> aiohttp.ClientResponse:
@@ -100,10 +100,10 @@ async def test_a_reclaim_under_load_queues_the_request_again_and_it_ends_elsewhe
     assert donation.earned_usd() == pytest.approx(donation.donated_s() / 3600)
     assert donation.donated_s() > 0
     await sees(served, "b", "ready")
-    assert {one.endpoint for one in served.gateway.topology.replicas.values()} == set(
-        served.gateway.topology.own_endpoints
+    assert {one.endpoint for one in served.gateway.dispatching.topology.replicas.values()} == set(
+        served.gateway.dispatching.topology.own_endpoints
     )
-    fleet_arrays = served.gateway.topology.fleet
+    fleet_arrays = served.gateway.dispatching.topology.fleet
     assert (fleet_arrays.running.sum(), fleet_arrays.kv_tokens.sum(), fleet_arrays.remaining_tokens.sum()) == (0, 0, 0)
     assert fleet_arrays.accepting.sum() == 2
 
@@ -140,14 +140,14 @@ async def test_what_is_donated_is_known_to_the_next_process(served, monkeypatch)
     await donated(served)
     async with AsyncExitStack() as stack:
         gateway = Gateway(ScalingLoop)
-        await gateway.read_inventory()
-        again = next(one for one in gateway.topology.replicas.values() if one.name == "b")
+        await gateway.dispatching.read_inventory()
+        again = next(one for one in gateway.dispatching.topology.replicas.values() if one.name == "b")
         assert again.endpoint.is_spot
         await stack.aclose()
     await database_sync_to_async(_reclaim_row)()
     gateway = Gateway(ScalingLoop)
-    await gateway.read_inventory()
-    again = next(one for one in gateway.topology.replicas.values() if one.name == "b")
+    await gateway.dispatching.read_inventory()
+    again = next(one for one in gateway.dispatching.topology.replicas.values() if one.name == "b")
     assert again.endpoint.is_spot, "so that its heartbeat makes it ready"
 
 

@@ -26,7 +26,7 @@ async def command(served: ServedGateway, state: CommandState) -> InstanceCommand
 
 
 def silent_for(served: ServedGateway, count: int) -> bool:
-    (replica,) = served.gateway.topology.replicas.values()
+    (replica,) = served.gateway.dispatching.topology.replicas.values()
     return replica.silent_count >= count
 
 
@@ -38,7 +38,7 @@ async def test_silence_while_it_is_stopped_is_no_failure(served):
     stop = await command(served, CommandState.RUNNING)
     served.backends[0].script.metrics = False
     await until(lambda: silent_for(served, 2 * settings.HEARTBEAT_FAILURES))
-    assert served.gateway.topology.fleet.accepting.sum() == 0
+    assert served.gateway.dispatching.topology.fleet.accepting.sum() == 0
     assert ((await served.instance()).state, await failures()) == ("ready", 0)
     stop.state = CommandState.FAILED  # and now it is one
     await database_sync_to_async(stop.save)()
@@ -59,9 +59,9 @@ async def test_a_stop_that_has_not_begun_excuses_nothing(served):
 async def test_a_notification_in_the_moment_of_stopping_holds_nothing(served):
     """asyncio.wait_for of Python 3.11 swallows a cancellation that coincides with the awaited result."""
     for steps in range(6):
-        loop = asyncio.create_task(served.gateway._keep_inventory())
+        loop = asyncio.create_task(served.gateway.dispatching._keep_inventory())
         await asyncio.sleep(0)
-        served.gateway.refresh_now()
+        served.gateway.dispatching.refresh_now()
         for _ in range(steps):
             await asyncio.sleep(0)
         loop.cancel()

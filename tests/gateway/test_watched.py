@@ -17,6 +17,8 @@ OWN = {
     "count-tokens",
     "sweep-queues",
     "queue-commands",
+    "refresh-budgets",
+    "note-key-use",
     "refresh-keys",
     "read-inventory",
     "heartbeats",

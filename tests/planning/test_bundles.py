@@ -92,8 +92,8 @@ async def test_the_next_decisions_of_a_running_gateway_follow(served):  # noqa: 
     assert (await served.chat()).status == 200
     model = await database_sync_to_async(Model.objects.get)(name="m")
     await database_sync_to_async(services.switch_bundle)(model, "pilothouse", "test")
-    (endpoint,) = served.gateway.topology.endpoints
-    served.gateway.refresh_now()
+    (endpoint,) = served.gateway.dispatching.topology.endpoints
+    served.gateway.dispatching.refresh_now()
     await until(lambda: endpoint.spec.policy.routing == "least_delay")
     assert (await served.chat()).status == 200
     first, second = [row.trace[-1] for row in await served.rows()]

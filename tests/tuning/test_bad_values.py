@@ -74,8 +74,8 @@ async def test_requests_are_answered_with_the_default(served):  # noqa: F811
     gateway = served.gateway
     await database_sync_to_async(Setting.objects.create)(name="TENANT_WEIGHTS", value="acme=x")
     for _ in range(2):
-        await gateway.read_inventory()
-    assert gateway.topology.tuned.TENANT_WEIGHTS == ""
+        await gateway.dispatching.read_inventory()
+    assert gateway.dispatching.topology.tuned.TENANT_WEIGHTS == ""
     assert (await served.chat()).status == 200
     event = await Event.objects.aget(kind="setting.ignored")
     assert event.reason == "'acme=x' cannot be: 'acme=x' is not name=weight."

@@ -20,7 +20,7 @@ from workers.tasks import planning as tasks
 @pytest.mark.asyncio
 async def test_a_running_gateway(served, monkeypatch):  # noqa: F811
     gateway = served.gateway
-    assert gateway.topology.tuned.FLOOR
+    assert gateway.dispatching.topology.tuned.FLOOR
     assert gateway.lengths.cache is not None
 
     def change():
@@ -35,15 +35,15 @@ async def test_a_running_gateway(served, monkeypatch):  # noqa: F811
         services.change("LOOKAHEAD_OVERLOAD_ABOVE", 0.6, "test")
 
     await database_sync_to_async(change)()
-    gateway.refresh_now()
-    await until(lambda: not gateway.topology.tuned.FLOOR)
-    assert gateway.topology.tuned.MAX_HOLD_S == 5.0
+    gateway.dispatching.refresh_now()
+    await until(lambda: not gateway.dispatching.topology.tuned.FLOOR)
+    assert gateway.dispatching.topology.tuned.MAX_HOLD_S == 5.0
     lengths = gateway.lengths
     assert (lengths.budget_s("m"), lengths.budget_s("other"), lengths.cache) == (0.07, 0.05, None)
-    (endpoint,) = gateway.topology.endpoints
+    (endpoint,) = gateway.dispatching.topology.endpoints
     assert (endpoint.spec.policy.region_threshold, endpoint.spec.tuned.SCALE_EASE_S) == (0.4, 7.0)
-    (slot,) = (replica.slot for replica in gateway.topology.members(endpoint))
-    assert gateway.topology.fleet.look_ahead[slot].tolist() == [300.0, 0.8, 1.0, 0.6, 0.1]
+    (slot,) = (replica.slot for replica in gateway.dispatching.topology.members(endpoint))
+    assert gateway.dispatching.topology.fleet.look_ahead[slot].tolist() == [300.0, 0.8, 1.0, 0.6, 0.1]
     assert (await served.chat()).status == 200
 
     # Nothing on the event loop reads rows: a request is served with the reader out of order.

@@ -75,7 +75,7 @@ async def served(transactional_db, adapter_server: str, adapter: Path, monkeypat
     monkeypatch.setattr(settings, "FLEET_REFRESH_S", 0.2)
     options = {"prepare": lambda: make_applications(str(adapter)), "max_concurrent_requests": 1000}
     async with gateway_before({"applications": adapter_server}, MAX_NUM_SEQS, **options) as served:
-        await until(lambda: len(served.gateway.dispatcher.runs.graphs) == len(APPLICATIONS))
+        await until(lambda: len(served.gateway.dispatching.dispatcher.runs.graphs) == len(APPLICATIONS))
         yield served
 
 
@@ -126,7 +126,7 @@ async def one_round(served: ServedGateway, name: str) -> dict[str, list[float]]:
 
 def counted(served: ServedGateway) -> Counter[str]:
     """Return the calls by where their adapter was, and the adapters that were loaded before their calls."""
-    dispatcher = served.gateway.dispatcher
+    dispatcher = served.gateway.dispatching.dispatcher
     return Counter(dispatcher.adapters.tiers) + Counter(
         {f"prewarmed: {key}": n for key, n in dispatcher.prewarming.counts["adapter"].items()}
     )

@@ -88,12 +88,12 @@ async def test_killed_parts_come_back_and_leave_nothing(
         nonlocal began_s
         timings[name], began_s = round(time.monotonic() - began_s, 1), time.monotonic()
 
-    accepting = served.gateway.topology.fleet.accepting
+    accepting = served.gateway.dispatching.topology.fleet.accepting
     shared: set[Path] = set()
 
     # The minimum starts them.
     first = {name: await becomes(launcher, name, "ready", START_LIMIT_S) for name in NAMES}
-    await until(lambda: served.gateway.topology.fleet.accepting.sum() == 3)
+    await until(lambda: served.gateway.dispatching.topology.fleet.accepting.sum() == 3)
     lap("ready_s")
 
     # Without a policy: each server loses another part, and all that is left of it goes before it is started again.
@@ -118,7 +118,7 @@ async def test_killed_parts_come_back_and_leave_nothing(
         await restarted(name)
     for name in NAMES:
         await becomes(launcher, name, "ready", START_LIMIT_S)
-    await until(lambda: served.gateway.topology.fleet.accepting.sum() == 3)
+    await until(lambda: served.gateway.dispatching.topology.fleet.accepting.sum() == 3)
     lap("minimum_restored_s")
     answers = await asyncio.gather(*(served.chat(model=MODEL, max_tokens=4) for _ in range(6)))
     assert {answer.status for answer in answers} == {200}

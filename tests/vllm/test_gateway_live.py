@@ -114,12 +114,15 @@ async def test_the_servers_own_refusal_comes_through(client):
 
 async def test_metrics_are_read(served, client):
     await client.chat.completions.create(model=MODEL, messages=MESSAGES, **exactly(5))
-    replicas = list(served.gateway.topology.replicas.values())
+    replicas = list(served.gateway.dispatching.topology.replicas.values())
     await until(lambda: sum(replica.metrics.generation_tokens_total for replica in replicas) >= 5)
     for replica in replicas:
         assert replica.metrics.model_name == MODEL
         assert replica.metrics.kv_cache_size_tokens > MAX_MODEL_LEN
-        assert served.gateway.topology.fleet.kv_capacity_tokens[replica.slot] == replica.metrics.kv_cache_size_tokens
+        assert (
+            served.gateway.dispatching.topology.fleet.kv_capacity_tokens[replica.slot]
+            == replica.metrics.kv_cache_size_tokens
+        )
     row = await database_sync_to_async(Instance.objects.get)(name=CONTRACT)
     assert row.state == "ready"
     assert row.kv_capacity_tokens == replicas[0].metrics.kv_cache_size_tokens
@@ -135,7 +138,7 @@ async def test_adapters_are_models_that_are_loaded_and_unloaded(served, client, 
             Adapter.objects.create(name=name, base=Model.objects.get(name=MODEL), source=str(adapter))
 
     await database_sync_to_async(make_rows)()
-    await served.gateway.read_inventory()
+    await served.gateway.dispatching.read_inventory()
     listed = {model.id: model.parent for model in (await client.models.list()).data}
     assert listed == {MODEL: None} | dict.fromkeys(names, MODEL)
 

@@ -36,8 +36,8 @@ async def test_a_killed_instance_is_noticed_and_its_requests_go_to_the_other(ser
             asyncio.create_task(client.completions.create(model=MODEL, prompt=[index + 1], **exactly(20)))
             for index in range(2 * SEQUENCES + 6)
         ]
-        await until(lambda: len(served.gateway.dispatcher.queue) == 6)
-        assert served.gateway.topology.fleet.running.sum() == 2 * SEQUENCES
+        await until(lambda: len(served.gateway.dispatching.dispatcher.queue) == 6)
+        assert served.gateway.dispatching.topology.fleet.running.sum() == 2 * SEQUENCES
         await asyncio.to_thread(finish, vllm_fleet.launcher.stop(NAMES[1], grace_s=0))
         killed_s = time.monotonic()
 

@@ -98,12 +98,12 @@ async def load(url: str, seed: int, requests: int) -> dict:
 async def compare(server: str, paths: Sequence[str], requests: int, rounds: int) -> list[dict]:
     """Return results of *paths* by round: direct, gateway (requests ahead as measured), strict (none)."""
     async with gateway_before({"holding": server}, SLOTS, requests_ahead_limit=None) as served:
-        gateway, url, topology = served.gateway, served.url, served.gateway.topology
+        gateway, url, topology = served.gateway, served.url, served.gateway.dispatching.topology
         (replica,) = topology.replicas.values()
 
         async def limit(ahead: int | None) -> None:
             await database_sync_to_async(Deployment.objects.update)(requests_ahead_limit=ahead)
-            gateway.refresh_now()
+            gateway.dispatching.refresh_now()
             await until(lambda: topology.fleet.ahead_limit[replica.slot] == (-1 if ahead is None else ahead))
 
         async def one(path: str, seed: int, count: int) -> dict:

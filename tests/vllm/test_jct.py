@@ -50,14 +50,14 @@ async def served(transactional_db, server: Server, monkeypatch) -> AsyncIterator
 async def order_by(served: ServedGateway, ordering: str) -> None:
     """Change the deployment's row and wait until the gateway goes by it."""
     await database_sync_to_async(Deployment.objects.update)(ordering_policy=ordering)
-    served.gateway.refresh_now()
-    (endpoint,) = served.gateway.topology.endpoints
+    served.gateway.dispatching.refresh_now()
+    (endpoint,) = served.gateway.dispatching.topology.endpoints
     await until(lambda: endpoint.spec.policy.ordering == ordering)
 
 
 def foretell(served: ServedGateway, predicted: dict[str, Any]) -> None:
     """Let the dispatcher take *predicted*, by request id, in place of its predictions."""
-    served.gateway.dispatcher.possible = lambda asked: predicted[asked.request_id]
+    served.gateway.dispatching.dispatcher.possible = lambda asked: predicted[asked.request_id]
 
 
 async def ask(served: ServedGateway, request_id: str, tokens: int) -> float:
@@ -80,7 +80,7 @@ class Held:
     """Nothing is given out before `let_go`; then *given* lists the requests in their order."""
 
     def __init__(self, served: ServedGateway) -> None:
-        self.placement = served.gateway.dispatcher.placement
+        self.placement = served.gateway.dispatching.dispatcher.placement
         self.given: list[str] = []
         self._pump, self._explain = self.placement.pump, self.placement._explain
         self.placement.pump = lambda endpoint: None
@@ -101,7 +101,7 @@ async def order_of_service(served: ServedGateway, jobs: dict[str, int]) -> list[
     asked = []
     for count, (request_id, tokens) in enumerate(jobs.items(), 1):
         asked.append(asyncio.create_task(ask(served, request_id, tokens)))
-        await until(lambda count=count: len(served.gateway.dispatcher.queue) == count)
+        await until(lambda count=count: len(served.gateway.dispatching.dispatcher.queue) == count)
     held.let_go()
     await asyncio.gather(*asked)
     return held.given
@@ -118,12 +118,12 @@ async def test_the_shortest_predicted_is_served_first_by_ssjf_and_the_first_come
 
 async def test_whatever_is_predicted_everything_is_served(served):
     sick = [math.nan, math.inf, -math.inf, 0, -5, 10**12, 0.3, 1]
-    possible = served.gateway.dispatcher.possible
+    possible = served.gateway.dispatching.dispatcher.possible
 
     def say(asked: Asked) -> int:
         return possible(replace(asked, predicted_tokens=sick[int(asked.request_id)]))
 
-    served.gateway.dispatcher.possible = say
+    served.gateway.dispatching.dispatcher.possible = say
     await order_by(served, "ssjf")
     order = await order_of_service(served, {str(number): 10 + number for number in range(len(sick))})
     assert sorted(order) == [str(number) for number in range(len(sick))]

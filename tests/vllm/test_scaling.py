@@ -176,12 +176,12 @@ async def test_a_burst_brings_a_second_server_and_a_release_lets_it_finish(
         timings[name], began_s = round(time.monotonic() - began_s, 1), time.monotonic()
 
     def fleet() -> dict[str, Any]:
-        return {replica.name: replica for replica in served.gateway.topology.replicas.values()}
+        return {replica.name: replica for replica in served.gateway.dispatching.topology.replicas.values()}
 
     # The first is started by hand.
     await database_sync_to_async(lambda: services.start(Instance.objects.get(), "a test", "to serve"))()
     first = await becomes(launcher, FIRST, "ready", START_LIMIT_S)
-    await until(lambda: served.gateway.topology.fleet.accepting.sum() == 1)
+    await until(lambda: served.gateway.dispatching.topology.fleet.accepting.sum() == 1)
     assert first.process_id in group(first.process_id)
     assert first.kv_capacity_tokens > MAX_MODEL_LEN
     await ask(client, 10)
@@ -203,7 +203,7 @@ async def test_a_burst_brings_a_second_server_and_a_release_lets_it_finish(
     monkeypatch.setattr(settings, "FLOOR", False)  # it would not leave the release to us
     lap("floor_moved_s")
     second = await becomes(launcher, SECOND, "ready", START_LIMIT_S)
-    await until(lambda: served.gateway.topology.fleet.accepting.sum() == 2)
+    await until(lambda: served.gateway.dispatching.topology.fleet.accepting.sum() == 2)
     lap("second_ready_s")
     assert first.process_id != second.process_id
     assert await database_sync_to_async(lambda: Node.objects.get().free_gpus())() == 0
@@ -246,7 +246,7 @@ async def test_a_burst_brings_a_second_server_and_a_release_lets_it_finish(
 
     assert (await database_sync_to_async(release)()).instance == SECOND
     await until(
-        lambda: served.gateway.topology.fleet.accepting.sum() == 1
+        lambda: served.gateway.dispatching.topology.fleet.accepting.sum() == 1
     )  # without Redis it reads the rows now and then
     rows_before = len(await served.rows())
     while not answers[-1].done():

@@ -146,8 +146,8 @@ async def test_models_that_share_gpus_serve_all_that_comes(
         gateway = Gateway(ScalingLoop)
         url = await stack.enter_async_context(serving(gateway))
         http = await stack.enter_async_context(session())
-        await until(lambda: gateway.topology.fleet.accepting.sum() == 1, 30)
-        arrays = gateway.dispatcher.queue.arrays.groups
+        await until(lambda: gateway.dispatching.topology.fleet.accepting.sum() == 1, 30)
+        arrays = gateway.dispatching.dispatcher.queue.arrays.groups
         together = ordering == "qlm" and by_queue  # QLM: one virtual queue for both models
         await until(lambda: len({int(arrays.queue_of[one.slot]) for one in replicas(gateway)}) == 2 - together, 30)
         stack.enter_context(Worker())
@@ -165,7 +165,7 @@ async def test_models_that_share_gpus_serve_all_that_comes(
         requests = servers[0].requests
         answers = await asyncio.gather(*(ask(number) for number in range(2 * requests)))
         answers.append(await ask(2 * requests))  # for the first: if it sleeps by now, that is a swap back
-        await until(lambda: not any(group.in_progress for group in gateway.topology.swap_groups), 60)
+        await until(lambda: not any(group.in_progress for group in gateway.dispatching.topology.swap_groups), 60)
     assert [answer["model"] for answer in answers] == [*list(MODELS) * requests, "first"]
     assert {answer["usage"]["completion_tokens"] for answer in answers} == {TOKENS}
     for server, was, count in zip(servers, before, (requests + 1, requests), strict=True):
@@ -182,7 +182,7 @@ def session() -> aiohttp.ClientSession:
 
 
 def replicas(gateway: Gateway) -> list[Replica]:
-    return list(gateway.topology.replicas.values())
+    return list(gateway.dispatching.topology.replicas.values())
 
 
 async def reading_of(url: str) -> VllmMetrics:

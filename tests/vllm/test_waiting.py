@@ -112,9 +112,9 @@ async def test_waits_are_estimated_as_they_come(served, least):
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])
 async def test_an_evicted_answer_is_the_one_that_was_not_evicted(served, path):
     await database_sync_to_async(Deployment.objects.update)(ordering_policy="qlm")
-    await served.gateway.read_inventory()
-    (endpoint,) = served.gateway.topology.endpoints
-    served.gateway.dispatcher.pump_all()
+    await served.gateway.dispatching.read_inventory()
+    (endpoint,) = served.gateway.dispatching.topology.endpoints
+    served.gateway.dispatching.dispatcher.pump_all()
     assert endpoint.spec.policy.ordering == "qlm"
     exactly = {"max_tokens": 700, "ignore_eos": True, "temperature": 0, "stream_options": {"include_usage": True}}
     whole = await events_of(await ask(served, path, **exactly))
@@ -131,7 +131,7 @@ async def test_an_evicted_answer_is_the_one_that_was_not_evicted(served, path):
     rows = await served.rows()
     assert [(row.outcome, row.output_tokens, row.evictions) for row in rows] == [("done", 700, 0), ("done", 700, 2)]
     assert rows[0].prompt_tokens == rows[1].prompt_tokens
-    assert not served.gateway.dispatcher.requests, request_of(served)
+    assert not served.gateway.dispatching.dispatcher.requests, request_of(served)
 
 
 @pytest.mark.vllm
@@ -154,12 +154,12 @@ async def first_tokens_behind_a_backlog(served: ServedGateway) -> None:
     seen = {}
     for limit in limits:
         await database_sync_to_async(change)("EVICTION_LIMIT", limit, "test")
-        await served.gateway.read_inventory()
-        served.gateway.dispatcher.pump_all()
+        await served.gateway.dispatching.read_inventory()
+        served.gateway.dispatching.dispatcher.pump_all()
         before = len(await served.rows())
         batch = [900 - 12 * at for at in range(BACKLOG)]
         backlog = [asyncio.create_task(streamed(served, tokens, "flex")) for tokens in batch]
-        await until(lambda: served.gateway.topology.fleet.running.sum() >= SLOTS, 30)
+        await until(lambda: served.gateway.dispatching.topology.fleet.running.sum() >= SLOTS, 30)
         asked = []
         for _ in range(INTERACTIVE):
             asked.append(asyncio.create_task(streamed(served, 8, "priority")))

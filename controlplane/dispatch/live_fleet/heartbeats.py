@@ -22,7 +22,6 @@ from django.db import transaction
 
 from controlplane.background import spawn
 from controlplane.dispatch.dispatcher import Dispatcher
-from controlplane.dispatch.lease import Lease
 from controlplane.dispatch.live_fleet import dark_regions
 from controlplane.dispatch.live_fleet.dark_regions import DarkRegions
 from controlplane.dispatch.live_fleet.health import Notice
@@ -80,19 +79,20 @@ class Answered(ConnectionError):
 
 
 class Heartbeats:
-    """The heartbeat loop. *session* provides the connections; *refresh* requests an early read of the inventory."""
+    """The heartbeat loop. *owns*: whether this process reads instances; *session* provides the connections; *refresh*
+    requests an early read of the inventory."""
 
     def __init__(
         self,
         dispatcher: Dispatcher,
-        lease: Lease,
+        owns: Callable[[], bool],
         *,
         session: Callable[[], aiohttp.ClientSession],
         refresh: Callable[[], None],
         job: Job,
     ) -> None:
         self.dispatcher, self.topology, self.clock = dispatcher, dispatcher.topology, dispatcher.clock
-        self.lease = lease
+        self.owns = owns
         self.session = session
         self.refresh = refresh
         self.lag_ms = 0.0  # duration of the last round
@@ -109,7 +109,7 @@ class Heartbeats:
             while True:
                 began = time.monotonic()
                 with self.job:
-                    if self.lease.held:  # the owner of the regions reads them
+                    if self.owns():
                         await self._round(self.topology.replicas.values())
                         self.lag_ms = (time.monotonic() - began) * 1000
                 next_s = max(time.monotonic() + 0.05, began + settings.HEARTBEAT_S)
@@ -129,12 +129,12 @@ class Heartbeats:
             if looked_s - before_s > LOOK_S + BEHIND_S:
                 self._behind_s = looked_s
             try:
-                if self.lease.held:
-                    if not owned:
+                owned, before = self.owns(), owned
+                if owned:
+                    if not before:
                         self.regions.remember()
                     self.regions.look()
                     self._check_silence()
-                owned = self.lease.held
             except Exception:
                 logger.exception("heartbeats: the watch for silence failed, and goes on")
 
@@ -166,7 +166,7 @@ class Heartbeats:
         doubted = [replica for replica in self.topology.replicas.values() if replica.in_doubt]
         for replica in doubted:
             replica.in_doubt = False
-        return doubted if self.lease.held else []
+        return doubted if self.owns() else []
 
     async def _round(self, replicas: Iterable[Replica]) -> None:
         """Read each of *replicas* once. Raises the first error other than an instance's silence, after all were read."""
@@ -517,6 +517,8 @@ def _write(notices: list[Notice]) -> None:
         kinds = {"instance": Instance.objects, "region": Region.objects}
         subject = kinds.get(one.kind.partition(".")[0], Model.objects).filter(name=one.name).first()
         if isinstance(subject, Region):
+            if bool(subject.dark_since) is (one.kind == dark_regions.DARK):
+                continue  # the dispatcher of another shard has found it, too
             subject.dark_since = datetime.fromisoformat(one.inputs["at"]) if one.kind == dark_regions.DARK else None
             subject.save(update_fields=["dark_since"])
             services.notify()

@@ -1,14 +1,14 @@
 """The inventory as plain values, read in one pass so that the event loop never touches a row."""
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from django.db.models import Q
 from django.utils import timezone
 
-from controlplane.dispatch.port import WeightedTargets
+from controlplane.dispatch.port import FIRST, WeightedTargets
 from controlplane.fleet import places
 from controlplane.fleet.lifecycle import start_times
 from controlplane.fleet.lifecycle.start_times import StartTimes
@@ -62,6 +62,8 @@ class EndpointSpec:
     """Of that deployment too."""
     tuned: Tunable = field(default_factory=without_rows)
     """Settings in force for the model."""
+    shard: str = FIRST
+    """Role of the owner of the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,7 @@ class ModelSpec:
     task: str = "generate"
     fallback: str = ""  # "" for none
     fallback_wait_s: float | None = None
+    shard: str = FIRST  # role of its owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +166,18 @@ class Inventory:
     adapters: tuple[AdapterSpec, ...] = ()
     targets: tuple[WeightedTargets, ...] = ()
     dark_regions: frozenset[str] = frozenset()
+
+    def of(self, shards: Collection[str]) -> "Inventory":
+        """Return the inventory without the models of other shards, and what serves these."""
+        models = {name: model for name, model in self.models.items() if model.shard in shards}
+        return replace(
+            self,
+            models=models,
+            endpoints=tuple(each for each in self.endpoints if each.model in models),
+            instances=tuple(each for each in self.instances if each.model in models),
+            swap_groups=tuple(each for each in self.swap_groups if any(one.model in models for one in each.members)),
+            adapters=tuple(each for each in self.adapters if each.base in models),
+        )
 
 
 def read() -> Inventory:
@@ -206,6 +221,7 @@ def read() -> Inventory:
             max_num_seqs=known.max_num_seqs if known else row.max_num_seqs,
             max_loras=max(row.max_loras, known.max_loras if known else 0),
             shares_gpus=key in sharing,
+            shard=f"shard {row.model.shard}",
             profile=known.profile if known else _measured(profile) or USUAL,
             front_end=known.front_end if known else _front_end(profile),
         )
@@ -218,6 +234,7 @@ def read() -> Inventory:
                 row.task,
                 row.fallback.name if row.fallback and row.fallback.active else "",
                 row.fallback_wait_s,
+                f"shard {row.shard}",
             )
             for name, row in models.items()
         },

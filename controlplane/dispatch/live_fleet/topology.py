@@ -73,6 +73,7 @@ class Request(Struct, eq=False):
     standing: Standing | None = None  # of its run, as of when it was queued or the run's rank was refreshed
     queue_key_s: float = 0.0  # there, on the clock of `Asked.arrived_at`
     replica: Replica | None = None
+    again: bool = False  # another dispatcher had admitted it
     attempts: int = 0
     evictions: int = 0  # attempts that ended by eviction
     failed_before: int = 0  # attempts that failed at another model, whose fallback serves it
@@ -279,6 +280,11 @@ class Topology:
             if len(self._candidates) < 10_000:  # X-Region is the tenant's to choose: bound the cache
                 self._candidates[model, region, opportunistic] = indices
         return indices
+
+    def started(self, instance: str, ready_at: float) -> Replica | None:
+        """Return the instance of that name if it is still the one that was ready since then, epoch seconds."""
+        of_name = (one for one in self.replicas.values() if one.name == instance)
+        return next((one for one in of_name if one.spec.state_changed_at == ready_at), None)
 
     def spot(self, endpoint: Endpoint) -> Endpoint:
         """Return the endpoint of the donated instances of *endpoint*: their own queue, which no other request enters."""

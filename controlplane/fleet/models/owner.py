@@ -1,16 +1,19 @@
-"""The row of the gateway process that owns the regions (`controlplane.dispatch.lease`)."""
+"""The rows of processes that own a part of the fleet's work (`controlplane.dispatch.lease`)."""
 
 from django.db import models
 
 
 class Owner(models.Model):
-    """The one owner of all regions at a time, its epoch, and when its right runs out unless it is renewed."""
+    """The one owner of a role at a time, its epoch, and when its right runs out unless it is renewed."""
 
+    role = models.CharField(max_length=40, unique=True, help_text="A shard of models (`shard 1`), or `batches`.")
     name = models.CharField(max_length=255, blank=True, help_text="Host and process id.")
     token = models.CharField(max_length=255, blank=True, help_text="Of the process; empty: given up.")
     epoch = models.PositiveBigIntegerField(default=0, help_text="Grows with each owner.")
+    address = models.CharField(max_length=255, blank=True, help_text="Where relays reach it; empty: they cannot.")
+    moves = models.BooleanField(default=False, help_text="Its owner leaves it to another process that stands by.")
     expires_at = models.DateTimeField(null=True, help_text="By the database's clock.")
     wanted_at = models.DateTimeField(null=True, help_text="When a process that stands by last asked for it.")
 
     def __str__(self) -> str:
-        return f"{self.name or 'none'}, epoch {self.epoch}"
+        return f"{self.role}: {self.name or 'none'}, epoch {self.epoch}"

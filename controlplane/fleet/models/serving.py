@@ -103,6 +103,11 @@ class Model(models.Model):
         validators=[MinValueValidator(0.0)],
         help_text="The fallback also serves a request that would wait longer, in seconds; empty: however long it waits.",
     )
+    shard = models.PositiveSmallIntegerField(
+        default=1,
+        validators=[MinValueValidator(1)],
+        help_text="Number of the shard of models whose dispatcher decides about its requests.",
+    )
     weights_in = models.ManyToManyField(
         Region,
         blank=True,

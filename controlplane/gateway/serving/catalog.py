@@ -12,10 +12,13 @@ from workers.vllm.tasks import MAY_ANSWER, PATHS
 
 class Catalog:
     def __init__(self) -> None:
+        self.known = False
+        """Whether a dispatcher has listed its models."""
         self._models: dict[str, ServedModel] = {}
         self._shared: dict[str, WeightedTargets] = {}
 
     def update(self, record: ServedModels) -> None:
+        self.known = True
         self._models = {model.name: model for model in record.models}
         self._shared = {}
         for each in record.targets:

@@ -12,7 +12,7 @@ from functools import partial
 from controlplane.dispatch.port import ERROR
 from controlplane.gateway.admission.admitting import Admitter
 from controlplane.gateway.admission.keys import Grant, Keys
-from controlplane.gateway.admission.limits import LoopLoad, Pace
+from controlplane.gateway.admission.pace import LoopLoad, Pace
 from controlplane.gateway.admission.validation import ANTHROPIC, SPEECH, Call, Kind
 from controlplane.gateway.errors import JSON_TYPE, KEY_ENDED, STANDING_BY, STOPPING, ApiError
 from controlplane.gateway.ledger.accounting import Records
@@ -28,7 +28,7 @@ ENDS: dict[Interrupt | None, ApiError] = {Interrupt.KEY_ENDED: KEY_ENDED, Interr
 
 @dataclass(eq=False)
 class Completions:
-    """*owns*: whether this process serves the regions. Bodies have at most *most_bytes* without media, and *most_body_bytes*
+    """*serves*: whether this process takes requests. Bodies have at most *most_bytes* without media, and *most_body_bytes*
     with them; their JSON is at most *max_depth* deep.
     """
 
@@ -37,7 +37,7 @@ class Completions:
     requests: OpenRequests
     upstream: Upstream
     records: Records
-    owns: Callable[[], bool]
+    serves: Callable[[], bool]
     max_depth: int
     most_bytes: int
     most_body_bytes: int
@@ -49,7 +49,7 @@ class Completions:
         responder.anthropic = kind in ANTHROPIC
         http.require("POST")
         await self.keys.check(http.authorization)
-        if not self.owns():
+        if not self.serves():
             raise STANDING_BY
         if (wait := self.pace.enter()) is not None:
             await wait
@@ -69,7 +69,7 @@ class Completions:
         if call.stream and kind is Kind.RESPONSE:
             responder.sequence_number = 0
         with contextlib.ExitStack() as ends:  # in reverse order, each whatever another raises
-            ends.callback(self.admission.leave, progress)
+            ends.callback(self.admission.entries.leave, progress)
             ends.callback(lambda: self.records.close(progress, responder.status))
             ends.callback(self.requests.leave, progress)
             ends.callback(http.on_disconnect(partial(progress.interrupt, Interrupt.DISCONNECT)))
@@ -79,7 +79,8 @@ class Completions:
         """Count, queue, place and carry *progress*, on another instance when one is lost, and complete it."""
         lost: InstanceLost | None = None
         try:
-            self.admission.enter(progress)
+            if (entering := self.admission.entries.enter(progress)) is not None:
+                await entering
             self.requests.submit(progress)
             usage: Usage | None = None
             while usage is None:

@@ -15,15 +15,17 @@ from controlplane.gateway.serving.http import Responder
 from controlplane.gateway.serving.prefixes import leading_hashes
 from controlplane.gateway.upstream.answers import InstanceLost, Usage
 
+AT_INSTANCE = (RequestState.PLACED, RequestState.STREAMING)
+
 
 class OpenRequests:
-    """Open requests by number. *send* takes the records for the dispatcher."""
+    """Open requests by number. *send* takes the records for the dispatcher, *relay* is the number of this relay."""
 
-    def __init__(self, clock: Callable[[], float], send: port.Send) -> None:
+    def __init__(self, clock: Callable[[], float], send: port.Send, relay: int = 0) -> None:
         self.clock = clock
         self.streaming: set[Progress] = set()
         self._open: dict[int, Progress] = {}
-        self._numbers = count()
+        self._numbers = count(relay << port.RELAY_BITS)
         self.send = send
 
     def next_number(self) -> int:
@@ -54,10 +56,24 @@ class OpenRequests:
         else:
             self.send(port.Left(number, True, lost.failure, str(lost), lost.wait_s, kept_tokens=kept_tokens))
 
+    def opened(self) -> list[port.Open]:
+        """Return what is open, for a dispatcher that knows nothing of it, in its order."""
+        return [
+            port.Open(
+                one.asked,
+                _where(one),
+                one.output_tokens,
+                one.kept_tokens,
+                one.attempts,
+                one.evictions,
+                released=one.released_s > 0,
+            )
+            for one in self._open.values()
+        ]
+
     def at_instances(self) -> frozenset[str]:
         """Return the ids of the requests that an instance was given."""
-        given = (RequestState.PLACED, RequestState.STREAMING)
-        return frozenset(one.asked.request_id for one in self._open.values() if one.state in given)
+        return frozenset(one.asked.request_id for one in self._open.values() if one.state in AT_INSTANCE)
 
     def key_ids(self) -> set[int]:
         """Return the ids of the keys with open requests."""
@@ -163,7 +179,7 @@ class OpenRequests:
                 progress.queued(record)
                 progress.caller_region = record.own_region or progress.caller_region
                 progress.steps.append({"held": record.why})
-                if progress.state is not RequestState.WAITING:  # else it has been degraded to a class that is held
+                if progress.state is not RequestState.WAITING:  # else it was degraded to a held class, or is held again
                     progress.move(RequestState.WAITING)
             case port.Rerouted():
                 progress.queued(record)
@@ -175,7 +191,8 @@ class OpenRequests:
                     progress.released_s = self.clock()
                     progress.steps.append({"released": record.released})
                 else:
-                    progress.move(RequestState.WAITING)
+                    if progress.state is not RequestState.WAITING:  # else another dispatcher had queued it
+                        progress.move(RequestState.WAITING)
                     if progress.queue_position is None:  # `Waiting` comes if it does wait
                         progress.queue_position, progress.estimated_wait_s, progress.estimated_wait_p99_s = 0, 0.0, 0.0
             case port.FellBack():
@@ -200,6 +217,14 @@ class OpenRequests:
             case port.Lost():
                 ends = Interrupt.STOPPED if record.stopped else Interrupt.RECLAIMED if record.reclaimed else None
                 progress.interrupt(ends or Interrupt.INSTANCE_LOST)
+
+
+def _where(progress: Progress) -> port.Placed | None:
+    """Return where *progress* was placed, if it is there still."""
+    placement = progress.placement
+    if progress.state not in AT_INSTANCE or placement is None or not placement.done():
+        return None
+    return None if placement.cancelled() or placement.exception() else placement.result()
 
 
 def _as_error(refused: port.Refused) -> ApiError:

@@ -13,6 +13,7 @@ import math
 import threading
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -351,7 +352,7 @@ class ScalingLoop:
             except RuntimeError:  # the loop is closed: the process ends
                 ended.close()
 
-        threading.Thread(target=run, name="scaling", daemon=True).start()
+        threading.Thread(target=copy_context().run, args=(run,), name="scaling", daemon=True).start()
 
     def _report(self, error: Exception, *, moves: bool) -> None:
         """Log a failed write occasionally; it is tried again."""

@@ -1,0 +1,340 @@
+"""The relay's end of its links: each record goes to the owner of its shard of models, in this process or another.
+
+Whatever happens to owners, requests are open here until they have ended. While a shard has no owner they wait; the next one
+gets all of them, in their order (`OpenRequests.opened`), and streams go on meanwhile. The rows say which processes own
+something (`controlplane.dispatch.lease`), and each of these which shards are its, and since which epoch: what another one
+says of a request is not heard.
+"""
+
+import asyncio
+import logging
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import zmq
+from msgspec.structs import replace
+
+from controlplane.dispatch import port
+from controlplane.dispatch.lease import Lease
+from controlplane.dispatch.link import SILENT_S, TICK_S, Outbox, Socket, machine, of_dispatcher
+from controlplane.dispatch.port import FIRST
+
+logger = logging.getLogger(__name__)
+HELLO_S: Final = 0.5
+"""Period of asking an owner that has not answered."""
+MAX_KEPT: Final = 20_000
+"""Records that are kept for the next owner."""
+OF_OPEN = (
+    port.Asked | port.Open | port.Advanced | port.Prefix | port.Finished | port.Left | port.Enter | port.LoadWanted
+)
+"""Records that say something of open requests, which are registered with the next owner anyway."""
+MOVES_WITHIN_S: Final = 10.0
+"""Time for which requests wait for the next owner of a model that was dealt to another shard."""
+NONE: Final = ""
+"""Shard of such a model: nobody is its owner."""
+
+
+class Session:
+    """A session with the process at *address*."""
+
+    def __init__(self, dispatchers: "Dispatchers", address: str) -> None:
+        self.dispatchers, self.address = dispatchers, address
+        loop, clock = asyncio.get_running_loop(), dispatchers.clock
+        self.welcomed = False
+        self.heard_s = self.asked_s = clock()
+        self.shift_s = 0.0
+        """Of the owner's clock, over ours."""
+        self._expected = 0
+        self._socket = Socket(loop, zmq.DEALER, self._receive)
+        self._outbox = Outbox(loop, self._socket.send, clock)
+        self._socket.connect(address)
+        self.begin()
+
+    def begin(self) -> None:
+        """Ask for a session: what was open in the last one is void."""
+        self.dispatchers.left(self)
+        self.welcomed, self._expected = False, 0
+        self.asked_s = now_s = self.dispatchers.clock()
+        self._outbox.begin(time.time_ns())
+        self._outbox.add(port.Hello(self.dispatchers.number, self._outbox.session, self.dispatchers.machine, now_s))
+        self._outbox.flush()
+
+    def tick(self) -> None:
+        now_s = self.dispatchers.clock()
+        if self.welcomed and now_s - self.heard_s > SILENT_S:
+            logger.warning("relay: the dispatcher at %s is silent", self.address)
+            self.begin()
+        elif not self.welcomed and now_s - self.asked_s >= HELLO_S:
+            self.begin()
+        elif self.welcomed and now_s - self._outbox.sent_s >= TICK_S:
+            self._outbox.flush(empty=True)
+
+    def send(self, record: port.FromGateway) -> None:
+        if self.shift_s:
+            if isinstance(record, port.Asked):
+                record = replace(record, arrived_s=record.arrived_s + self.shift_s)
+            elif isinstance(record, port.Open):
+                placed = record.placed
+                if placed is not None:
+                    placed = replace(placed, placed_s=placed.placed_s + self.shift_s)
+                asked = replace(record.asked, arrived_s=record.asked.arrived_s + self.shift_s)
+                record = replace(record, asked=asked, placed=placed)
+        self._outbox.add(record)
+
+    def _receive(self, parts: list[bytes]) -> None:
+        frame = of_dispatcher.decode(parts[-1])
+        if frame.session != self._outbox.session:
+            return
+        if frame.records and isinstance(frame.records[0], port.Bye):
+            if self.welcomed:
+                self.begin()
+            return
+        if frame.number != self._expected:
+            logger.warning("relay: frames of the dispatcher at %s were lost", self.address)
+            self.begin()
+            return
+        self._expected += 1
+        self.heard_s = self.dispatchers.clock()
+        for record in frame.records:
+            match record:
+                case port.Bye():
+                    self.begin()
+                    return
+                case port.Welcome():
+                    self._welcome(record)
+                case port.Placed() if self.shift_s:
+                    self.dispatchers.received(self, replace(record, placed_s=record.placed_s - self.shift_s))
+                case _:
+                    self.dispatchers.received(self, record)
+
+    def _welcome(self, welcome: port.Welcome) -> None:
+        if not self.welcomed:
+            there_s = (self.asked_s + self.heard_s) / 2
+            self.shift_s = 0.0 if welcome.machine == self.dispatchers.machine else welcome.clock_s - there_s
+            self.welcomed = True
+        self.dispatchers.owned(self, self.send, welcome.owns)
+
+    def close(self) -> None:
+        self.dispatchers.left(self)
+        if self.welcomed:
+            self._outbox.add(port.Bye(self._outbox.session))
+            self._outbox.flush()
+        self._socket.close()
+
+
+class Dispatchers:
+    """*local* takes records of the shards that this process is *serving* (None: it never does); *opened* lists what is open,
+    *entered* what that holds of limits and budgets, and *receive* gets the owners' records. *number* is this relay's.
+    """
+
+    def __init__(
+        self,
+        lease: Lease,
+        local: port.Send | None,
+        *,
+        serving: Callable[[], dict[str, int]],
+        number: int,
+        receive: port.Deliver,
+        opened: Callable[[], Iterable[port.Open]],
+        entered: Callable[[], Iterable[port.FromGateway]],
+        clock: Callable[[], float],
+    ) -> None:
+        self.lease, self.local, self.number = lease, local, number
+        self.receive, self.opened, self.clock, self.serving = receive, opened, clock, serving
+        self.entered = entered
+        self.machine = machine()
+        self.sessions: dict[str, Session] = {}
+        """By address."""
+        self.routes: dict[str, tuple[object, port.Send]] = {}
+        """The owner of each role, and what takes its records."""
+        self.epochs: defaultdict[str, int] = defaultdict(int)
+        """The highest known of each role: placements of an earlier one are refused."""
+        self._served: dict[object, port.ServedModels] = {}
+        """By who serves them."""
+        self._models: dict[str, port.ServedModel] = {}
+        """All that are listed."""
+        self._between: dict[str, float] = {}
+        """Models that one owner has left and no other has taken up yet, with the time until which that is waited for."""
+        self._shards: dict[str, str] = {}
+        """Role of each model, where that is not the first."""
+        self._roles: dict[int, str] = {}
+        """Role of each open request, where that is not the first."""
+        self._kept: deque[tuple[str, port.FromGateway]] = deque(maxlen=MAX_KEPT)
+        """Records that do not belong to open requests and have no owner to go to yet, by role."""
+
+    @property
+    def reachable(self) -> bool:
+        """Whether requests may wait for an owner: there is one, or the last one could be reached by another process."""
+        others = (owner is not self.local for owner, _ in self.routes.values())
+        return self.lease.held or any(others) or any(state.address for state in self.lease.roles.values())
+
+    @property
+    def connected(self) -> bool:
+        """Whether every shard has an owner that takes records at this moment."""
+        return all(role in self.routes for role in self.lease.shards)
+
+    def may_send(self) -> bool:
+        """Whether an instance may be given a request that was placed there.
+
+        Not once this process was frozen until its right ran out: the next owner has given the room to others.
+        """
+        return all(self.lease.holds(role) for role in self.lease.owned)
+
+    # To dispatchers
+
+    def send(self, record: port.FromGateway) -> None:
+        match record:
+            case port.Asked():
+                role = self._shards.get(record.model, FIRST)
+                if role != FIRST:
+                    self._roles[record.number] = role
+            case port.Advanced():
+                self._advance(record)
+                return
+            case port.Finished() | port.Left():
+                role = self._roles.get(record.number, FIRST)
+                if self._roles and not (isinstance(record, port.Left) and record.again):
+                    self._roles.pop(record.number, None)
+            case port.Prefix():
+                role = self._roles.get(record.number, FIRST)
+            case port.Backlog():
+                role = self._shards.get(record.model, FIRST)
+            case port.PrefixWarmed() | port.RunReport():
+                for _, send in {id(owner): (owner, send) for owner, send in self.routes.values()}.values():
+                    send(record)
+                return
+            case _:
+                role = FIRST
+        self._send(role, record)
+
+    def _send(self, role: str, record: port.FromGateway) -> None:
+        if (route := self.routes.get(role)) is not None:
+            route[1](record)
+        elif not isinstance(record, OF_OPEN):
+            self._kept.append((role, record))
+
+    def _advance(self, record: port.Advanced) -> None:
+        if not self._roles:
+            self._send(FIRST, record)
+            return
+        of: defaultdict[str, tuple[list[Any], list[Any]]] = defaultdict(lambda: ([], []))
+        for at, each in enumerate((record.tokens, record.headers)):
+            for moved in each:
+                of[self._roles.get(moved[0], FIRST)][at].append(moved)
+        for role, (tokens, headers) in of.items():
+            self._send(role, port.Advanced(tuple(tokens), tuple(headers)))
+
+    # From dispatchers
+
+    def received(self, owner: object, record: port.FromDispatcher) -> None:
+        """Take *record* of *owner*, unless it is of a request that another one has by now."""
+        if isinstance(record, port.ServedModels):
+            self._serve(owner, record)
+            return
+        if not isinstance(record, port.Warm | port.WarmPrefix):
+            role = FIRST if isinstance(record, port.OfAllowances) else self._roles.get(record.number, FIRST)
+            route = self.routes.get(role)
+            if route is None or route[0] is not owner:
+                return
+            if isinstance(record, port.Placed) and record.epoch < self.epochs[role]:
+                return
+        self.receive(record)
+
+    def _serve(self, owner: object, record: port.ServedModels) -> None:
+        """List the models of all owners. Open requests of those that are of another shard by now go to its owner."""
+        self._served[owner] = record
+        owners = {id(owner) for owner, _ in self.routes.values()} | {id(owner)}
+        self._served = {each: served for each, served in self._served.items() if id(each) in owners}
+        self._list()
+
+    def _list(self) -> None:
+        models, targets = dict[str, port.ServedModel](), dict[str, port.WeightedTargets]()
+        for served in self._served.values():
+            models |= {each.name: each for each in served.models}
+            targets |= {each.name: each for each in served.targets}
+        until_s = self.clock() + MOVES_WITHIN_S
+        if len(self.lease.shards) > 1:  # what one owner leaves, another may take up in a moment
+            for name in self._models.keys() - models.keys():
+                self._between.setdefault(name, until_s)
+        self._between = {
+            name: end_s for name, end_s in self._between.items() if name not in models and self.clock() < end_s
+        }
+        models |= {name: replace(self._models[name], shard=NONE) for name in self._between}
+        self._models = models
+        shards = {each.base or each.name: each.shard for each in models.values() if each.shard != FIRST}
+        moved = {name for name in shards.keys() | self._shards.keys() if shards.get(name) != self._shards.get(name)}
+        self._shards = shards
+        self.receive(port.ServedModels(tuple(models.values()), tuple(targets.values())))
+        for each in self.opened() if moved else ():
+            model, role = each.asked.model, self._roles.get(each.number, FIRST)
+            if model not in moved:
+                continue
+            self._send(role, port.Left(each.number))
+            if model in models:
+                self._open(each)
+            elif role == NONE:
+                message = f"No instance of {model!r} is serving or being started."
+                self.receive(port.Refused(each.number, 503, "model_unavailable", message, retry_after_s=15))
+
+    def _open(self, opened: port.Open) -> None:
+        """Register an open request with the owner of its shard."""
+        role = self._shards.get(opened.asked.model, FIRST)
+        self._roles.pop(opened.number, None)
+        if role != FIRST:
+            self._roles[opened.number] = role
+        self._send(role, opened)
+
+    def owned(self, owner: object, send: port.Send, owns: dict[str, int]) -> None:
+        """Take in that *owner* owns these roles, by epoch: register with it what is open of those that it had not."""
+        for role in [role for role, (other, _) in self.routes.items() if other is owner and role not in owns]:
+            del self.routes[role]
+        gained = set()
+        for role, epoch in owns.items():
+            other = self.routes.get(role)
+            if epoch < self.epochs[role] or (other is not None and other[0] is owner and epoch == self.epochs[role]):
+                continue
+            self.epochs[role], self.routes[role] = epoch, (owner, send)
+            gained.add(role)
+        if not gained:
+            return
+        for opened in self.opened():
+            if self._roles.get(opened.number, self._shards.get(opened.asked.model, FIRST)) in gained:
+                self._open(opened)
+        for record in self.entered() if FIRST in gained else ():
+            self._send(FIRST, record)
+        kept, self._kept = self._kept, deque(maxlen=MAX_KEPT)
+        for role, record in kept:
+            self._send(role, record)
+
+    def left(self, owner: object) -> None:
+        """Take in that *owner* takes no records any longer."""
+        self.routes = {role: route for role, route in self.routes.items() if route[0] is not owner}
+
+    async def run(self) -> None:
+        while True:
+            self.follow()
+            await asyncio.sleep(TICK_S)
+
+    def follow(self) -> None:
+        """Have a session with each process that owns something now."""
+        if self.local is not None:
+            self.owned(self.local, self.local, self.serving())
+        owners = {
+            state.address
+            for role, state in self.lease.roles.items()
+            if role in self.lease.shards and state.address and not state.lease_s and state.name != self.lease.owner
+        }
+        for address in self.sessions.keys() - owners:
+            self.sessions.pop(address).close()
+        for address in owners - self.sessions.keys():
+            self.sessions[address] = Session(self, address)
+        for session in self.sessions.values():
+            session.tick()
+        if self._between and self.clock() >= min(self._between.values()):
+            self._list()
+
+    def close(self) -> None:
+        for session in self.sessions.values():
+            session.close()

@@ -1,0 +1,256 @@
+"""Relays and dispatchers in separate processes, as far as they share nothing but rows and a socket: requests live through
+whatever happens to the owner of the queues."""
+
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import aiohttp
+import pytest
+from channels.db import database_sync_to_async
+from django.conf import settings
+
+from controlplane.accounts.models import Budget, BudgetKind, Tenant
+from controlplane.dispatch import lease as leases
+from controlplane.fleet.models import Model
+from controlplane.gateway.process import Gateway
+from controlplane.planning.execution.loop import ScalingLoop
+from tests.gateway.backend import Backend
+from tests.gateway.conftest import ServedGateway, do_once, serving, until
+from tests.gateway.rows import make_model, make_rows
+
+MANY = 6
+
+
+class Fleet:
+    """Processes of one installation."""
+
+    def __init__(self, stack, folder, monkeypatch, backends, http):
+        self.stack, self.folder, self.monkeypatch = stack, folder, monkeypatch
+        self.backends, self.http = backends, http
+        self.dispatchers, self.relays = [], []
+
+    async def dispatcher(self):
+        """Start a dispatcher, which owns the queues or stands by."""
+        address = f"ipc://{self.folder}/{len(self.dispatchers)}"
+        self.monkeypatch.setattr(settings, "DISPATCHER_BIND", address)
+        gateway = Gateway(ScalingLoop, "dispatcher")
+        self.monkeypatch.setattr(settings, "DISPATCHER_BIND", "")
+        gateway.lease.owner += f"-{len(self.dispatchers)}"  # they share a process here
+        self.monkeypatch.setattr(settings, "DISPATCHER_BIND", address)
+        await self.stack.enter_async_context(serving(gateway))
+        self.dispatchers.append(gateway)
+        return gateway
+
+    async def relay(self):
+        gateway = Gateway(ScalingLoop, "relay")
+        gateway.lease.owner += f"-relay-{len(self.relays)}"
+        url = await self.stack.enter_async_context(serving(gateway))
+        self.relays.append(ServedGateway(gateway, url, self.backends, self.http))
+        await until(lambda: gateway.dispatchers.connected and gateway.serves())
+        return self.relays[-1]
+
+    @property
+    def owner(self):
+        (owner,) = [one for one in self.dispatchers if one.lease.held]
+        return owner
+
+    async def takes_over(self, heir):
+        await until(lambda: heir.lease.held)
+        await until(lambda: all(each.gateway.dispatchers.connected for each in self.relays))
+
+
+async def test_models_are_dealt_to_two_dispatchers_and_moved_between_them(fleet):
+    backend = Backend("n-0")
+    backend.script.models = ("n",)
+    await backend.start()
+    fleet.stack.push_async_callback(backend.stop)
+    fleet.backends.append(backend)
+    await database_sync_to_async(make_model)("n", backend.url)
+    (relay,), other = fleet.relays, await fleet.dispatcher()
+    await database_sync_to_async(Model.objects.filter(name="n").update)(shard=2)
+    await until(lambda: other.dispatching.serving)
+    first = next(one for one in fleet.dispatchers if one.lease.held)
+    await until(
+        lambda: first.dispatching.topology.models.keys() == {"m"} and len(relay.gateway.dispatchers.routes) == 2
+    )
+    assert other.dispatching.topology.models.keys() == {"n"}
+    slowly(fleet)
+    asked = [asyncio.create_task(relay.chat(model=model, stream=True)) for model in "mn" * 6]
+    requests = [one.dispatching.dispatcher.requests for one in (first, other)]
+    await until(lambda: [len(each) for each in requests] == [6, 6])
+    await database_sync_to_async(Model.objects.filter(name="n").update)(shard=1)
+    await other.dispatching.read_inventory()  # before the relay hears of the move
+    assert [len(each) for each in requests] == [6, 0]
+    first.dispatching.refresh_now()
+    await until(lambda: [len(each) for each in requests] == [12, 0])
+    for response in await asyncio.gather(*asked):
+        assert response.status == 200
+        assert (await response.text()).count('"content"') >= 40
+    await until(lambda: not any(requests))
+    assert [len(each.bodies) for each in fleet.backends] == [3, 3, 6], "each was given to one instance once"
+
+
+def stops_dead(gateway):
+    """Have *gateway* say and do nothing from now on, as one that was killed."""
+    for task in [*gateway._tasks, gateway.lease._task]:
+        task.cancel()
+    gateway.dispatching.relays._socket.close()
+
+
+@pytest.fixture
+async def fleet(transactional_db, tmp_path, monkeypatch):
+    for name, value in {"HEARTBEAT_S": 0.1, "KEY_CACHE_S": 0.2}.items():
+        monkeypatch.setattr(settings, name, value)
+    for name, value in {"LEASE_S": 1.0, "ALONE_S": 1.0, "RENEW_S": 0.1, "SHARDS_S": 0.2, "SPREAD_S": 0.3}.items():
+        monkeypatch.setattr(leases, name, value)
+    do_once(monkeypatch)
+    async with AsyncExitStack() as stack:
+        backends = [Backend("m-0"), Backend("m-1")]
+        for backend in backends:
+            await backend.start()
+            stack.push_async_callback(backend.stop)
+        await database_sync_to_async(make_rows)(backends, regions=["east", "east"], max_num_seqs=2, queue_bound=100)
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        fleet = Fleet(stack, tmp_path, monkeypatch, backends, http)
+        await fleet.dispatcher()
+        await until(lambda: fleet.dispatchers[0].lease.held)
+        await fleet.relay()
+        yield fleet
+
+
+def slowly(fleet, token_s=0.02, tokens=40):
+    for backend in fleet.backends:
+        backend.script.token_s, backend.script.tokens = token_s, tokens
+
+
+@asynccontextmanager
+async def streams(relays, count):
+    """Open *count* streams at each of *relays*; yields tasks that return status and text."""
+
+    async def one(relay):
+        response = await relay.chat(stream=True)
+        return response.status, (await response.read()).decode()
+
+    tasks = [asyncio.create_task(one(relay)) for relay in relays for _ in range(count)]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def test_a_relay_answers_by_what_another_process_decides(fleet):
+    (relay,) = fleet.relays
+    response = await relay.chat()
+    assert (response.status, (await response.json())["usage"]["completion_tokens"]) == (200, 3)
+    row = await relay.new_row()
+    assert (row.instance in ("m-0", "m-1"), row.region, row.outcome) == (True, "east", "done")
+    async with relay.http.get(f"{relay.url}/v1/models", headers=relay.headers) as models:
+        assert [model["id"] for model in (await models.json())["data"]] == ["m"]
+    assert not fleet.owner.dispatching.dispatcher.requests
+    assert (await relay.chat(model="n")).status == 404
+
+
+async def test_two_relays_share_the_room_of_instances_and_the_order(fleet):
+    relays = [fleet.relays[0], await fleet.relay()]
+    slowly(fleet)
+    async with streams(relays, MANY) as tasks:
+        dispatcher = fleet.owner.dispatching.dispatcher
+        await until(lambda: len(dispatcher.requests) == 2 * MANY)
+        assert sum(len(one.requests) for one in dispatcher.topology.replicas.values()) == 4
+        assert len(dispatcher.queue) == 2 * MANY - 4
+        assert {status for status, _ in await asyncio.gather(*tasks)} == {200}
+    await until(lambda: not dispatcher.requests)
+
+
+@pytest.mark.parametrize("how", ["stops", "dies", "freezes"])
+async def test_the_next_owner_takes_up_what_waits_and_runs(fleet, how):
+    heir = await fleet.dispatcher()
+    relays = [fleet.relays[0], await fleet.relay()]
+    slowly(fleet)
+    first = fleet.owner
+    assert first is not heir
+    async with streams(relays, MANY) as tasks:
+        await until(lambda: len(first.dispatching.dispatcher.queue) == 2 * MANY - 4)
+        await until(lambda: all(backend.bodies for backend in fleet.backends))
+        order = [each.asked.number for each in first.dispatching.dispatcher.queue.in_order(endpoint_of(first))]
+        if how == "stops":
+            first.step_down()
+        elif how == "dies":
+            stops_dead(first)
+        else:
+            first.lease._task.cancel()  # it finds out by its own clock
+        await fleet.takes_over(heir)
+        dispatcher = heir.dispatching.dispatcher
+        await until(lambda: len(dispatcher.requests) + sum(task.done() for task in tasks) >= 2 * MANY)
+        left = [each.asked.number for each in dispatcher.queue.in_order(endpoint_of(heir))]
+        assert left == [number for number in order if number in left]
+        answers = await asyncio.gather(*tasks)
+    assert {status for status, _ in answers} == {200}
+    assert all(text.count('"content"') >= 40 and text.endswith("data: [DONE]\n\n") for _, text in answers)
+    assert sum(len(backend.bodies) for backend in fleet.backends) == 2 * MANY, "each was given to one instance once"
+    await until(lambda: not dispatcher.requests)
+    assert not any(one.requests for one in dispatcher.topology.replicas.values())
+
+
+def endpoint_of(gateway):
+    return gateway.dispatching.topology.endpoint("m", "east")
+
+
+async def test_a_relay_that_dies_leaves_its_room_to_others(fleet, monkeypatch):
+    monkeypatch.setattr("controlplane.dispatch.relays.GONE_S", 0.6)
+    dead, lives = fleet.relays[0], await fleet.relay()
+    slowly(fleet, tokens=400)
+    dispatcher = fleet.owner.dispatching.dispatcher
+    async with streams([dead], 4):
+        await until(lambda: sum(len(one.requests) for one in dispatcher.topology.replicas.values()) == 4)
+        dead.gateway.dispatchers.follow = lambda: None
+        for session in dead.gateway.dispatchers.sessions.values():
+            session._socket.close()
+        dead.gateway.requests.report = lambda: None
+        await until(lambda: not dispatcher.requests)
+        slowly(fleet, tokens=3)
+        assert (await lives.chat()).status == 200
+
+
+async def test_requests_wait_while_there_is_no_owner(fleet):
+    first, (relay,) = fleet.owner, fleet.relays
+    stops_dead(first)
+    asked = asyncio.create_task(relay.chat())
+    await asyncio.sleep(0.5)
+    assert not asked.done()
+    await fleet.takes_over(await fleet.dispatcher())
+    assert (await asked).status == 200
+
+
+async def test_limits_and_budgets_hold_over_all_relays_and_a_takeover(fleet):
+    """As many run as the tenant may, whichever relay they came to, before and after another dispatcher counts."""
+    (one,), heir = fleet.relays, await fleet.dispatcher()
+    other = await fleet.relay()
+    tenant = await Tenant.objects.aget()
+    await Tenant.objects.aupdate(max_concurrent_requests=4)
+    await Budget.objects.acreate(tenant=tenant, kind=BudgetKind.REQUESTS, soft=0, hard=1_000)
+    for relay in (one, other):
+        await relay.gateway.keys.refresh()
+    await fleet.owner.dispatching.allowances.refresh()
+    slowly(fleet, tokens=400)
+
+    async def load(relay):
+        async with relay.http.get(f"{relay.url}/load", headers=relay.headers) as response:
+            return (await response.json())["server_load"]
+
+    asked = await asyncio.gather(*((one, other)[at % 2].chat(stream=True) for at in range(7)))
+    assert sorted(response.status for response in asked) == [200] * 4 + [429] * 3
+    running = [response for response in asked if response.status == 200]
+    assert all("x-budget-warning" in response.headers for response in running)
+    assert [await load(relay) for relay in (one, other)] == [4, 4]
+    before = fleet.owner
+    stops_dead(before)
+    await fleet.takes_over(heir)
+    assert [(await relay.chat()).status for relay in (one, other)] == [429, 429]
+    assert [await load(relay) for relay in (one, other)] == [4, 4]
+    assert heir.dispatching.allowances.limits.sequences(tenant.pk) == 4
+    assert all([(await response.text()).count('"content"') >= 400 for response in running])
+    await until(lambda: heir.dispatching.allowances.limits.sequences(tenant.pk) == 0)
+    slowly(fleet, tokens=2)
+    assert (await other.chat()).status == 200
