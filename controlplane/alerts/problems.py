@@ -136,9 +136,9 @@ def _of_rows(now: datetime, titles: Mapping[str, str]) -> Iterator[Problem]:
         yield Problem("flapping", subject, "warning", title, words, href, each.model, 0.6, value=count)
     for gpu in Gpu.objects.filter(cordoned__startswith=ACTOR).select_related("node"):
         yield Problem("gpu", str(gpu), "critical", f"{gpu} failed", f"cordoned by {gpu.cordoned}", "/places/", rank=0.7)
-    for region in Region.objects.exclude(dark_since=None):
-        title, words = f"{region} is dark", "its instances are silent; other regions serve its requests"
-        yield Problem("region", region.name, "critical", title, words, "/places/", rank=0.1, since=region.dark_since)
+    for place in Region.objects.exclude(dark_since=None):
+        title, words = f"{place} is dark", "its instances are silent; other regions serve its requests"
+        yield Problem("region", place.name, "critical", title, words, "/places/", rank=0.1, since=place.dark_since)
     silent = Node.objects.filter(active=True, reported_at__lt=now - AGENT_SILENT).exclude(host="")
     for node in silent.order_by("name"):
         title = f"The agent of {node} does not report"

@@ -3,12 +3,14 @@
 import math
 from bisect import bisect_left
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
 
-class Histogram(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Histogram:
     """`bounds` are upper bounds, the last one infinite; `counts` are cumulative, one for each bound."""
 
     bounds: tuple[float, ...] = ()
