@@ -1,12 +1,13 @@
 """Records between the HTTP side and the decision side, all serializable.
 
-The gateway sends `Asked`, `Open`, `Advanced`, `Prefix`, `Finished`, `Left`, `Backlog` and `RunReport`; the dispatcher
-answers with `Held`, `Queued`, `Rerouted`, `Waiting`, `Admission`, `Placed`, `PrefixWanted`, `Refused`, `Evict` and `Lost`,
-says with `FellBack` that the fallback of its model serves it, asks for adapters with `Warm` and for system prompts with
-`WarmPrefix`, which `PrefixWarmed` answers, and lists the available models in `ServedModels`. Of limits and budgets, which
-the first dispatcher counts for all, the gateway sends `Enter`, `Leave` and `LoadWanted`, and is answered with `Entered`,
-`NotEntered`, `Load` and `Spent`. A request is identified by its *number*, unique over all relays. Moments in `_s` are
-seconds of the machine's monotonic clock, those in `_at` epoch seconds.
+The gateway sends `Asked`, `Open`, `Advanced`, `Prefix`, `Finished`, `Left`, `Backlog` and `RunReport`, and for figures
+`Arrived`, `Ended` and `RelayFigures`; the dispatcher answers with `Held`, `Queued`, `Rerouted`, `Waiting`, `Admission`,
+`Placed`, `PrefixWanted`, `Refused`, `Evict` and `Lost`, says with `FellBack` that the fallback of its model serves it,
+asks for adapters with `Warm` and for system prompts with `WarmPrefix`, which `PrefixWarmed` answers, and lists the
+available models in `ServedModels`. Of limits and budgets, which the first dispatcher counts for all, the gateway sends
+`Enter`, `Leave` and `LoadWanted`, and is answered with `Entered`, `NotEntered`, `Load` and `Spent`. A request is
+identified by its *number*, unique over all relays. Moments in `_s` are seconds of the machine's monotonic clock, those
+in `_at` epoch seconds.
 """
 
 import math
@@ -165,6 +166,62 @@ class Open(Record, frozen=True):
     @property
     def number(self) -> int:
         return self.asked.number
+
+
+class Arrived(Record, frozen=True):
+    """What figures count of a request that came, whether it is asked or refused before."""
+
+    model: str
+
+
+class Ended(Record, frozen=True):
+    """What figures count of a request that ended, wherever it did; it follows `Finished` or `Left`.
+
+    Times are milliseconds since its arrival; None: it got no further.
+    """
+
+    model: str  # that served it, as below
+    region: str
+    instance: str
+    slo_class: str
+    asked_class: str  # that it was degraded from; "" for none
+    outcome: str  # done, failed, cancelled or rejected
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int | None  # as its instance reported
+    expected_cached_tokens: int | None  # as its router expected
+    expected_by: str  # KV_EVENTS or ESTIMATE
+    queue_ms: float | None
+    ttft_ms: float | None
+    itl_ms: float | None  # between tokens
+    e2e_ms: float
+    held_ms: float  # until the queue manager released it
+    slo_met: bool | None  # None: nothing was promised, or its tenant ended it
+    objective: float  # share of the requests of its class for which that is promised
+    ttft_target_ms: int | None
+    at_door: str  # what was decided as its promise was unreachable: late, degraded or refused; "" where it was not
+    asked_model: str  # as in `Asked`
+    model_rule: str
+    adapter: str
+
+
+class RelayFigures(Record, frozen=True):
+    """What a relay reports of itself, again and again."""
+
+    relay: int  # number
+    name: str
+    host: str
+    process_id: int
+    started_at: float
+    draining: bool  # it takes no more requests
+    active: int  # requests between arrival and answer
+    streaming: int  # of these, those that get tokens
+    busy_ratio: float  # share of its time that its event loop computes
+    ledger_held: int  # rows not yet written
+    ledger_written: int  # since its start, as the next two
+    ledger_given_up: int
+    ledger_refused: int  # by the database
+    errors: tuple[tuple[int, str, int], ...] = ()  # (status, code, error answers since its start)
 
 
 class PrefixWarmed(Record, frozen=True):
@@ -510,7 +567,9 @@ class Bye(Record, frozen=True):
 
 ForAllowances = Enter | Leave | LoadWanted
 OfAllowances = Entered | NotEntered | Load | Spent
-FromGateway = Asked | Open | Advanced | Prefix | Finished | Left | Backlog | PrefixWarmed | RunReport | ForAllowances
+ForFigures = Arrived | Ended | RelayFigures
+ForQueues = Asked | Open | Advanced | Prefix | Finished | Left | Backlog | PrefixWarmed | RunReport
+FromGateway = ForQueues | ForAllowances | ForFigures
 OfRequest = Held | Queued | Rerouted | FellBack | Waiting | Admission | Placed | PrefixWanted | Refused | Evict | Lost
 FromDispatcher = OfRequest | ServedModels | Warm | WarmPrefix | OfAllowances
 FIRST = "shard 1"

@@ -23,6 +23,7 @@ from controlplane.dispatch.live_fleet import inventory
 from controlplane.dispatch.live_fleet.heartbeats import Heartbeats
 from controlplane.dispatch.live_fleet.kv_caches import KvCaches
 from controlplane.dispatch.live_fleet.topology import Topology
+from controlplane.dispatch.monitoring.measures import Measures
 from controlplane.dispatch.observation import Observation
 from controlplane.dispatch.port import FIRST
 from controlplane.dispatch.queues.commands import LOOK_S, Commands
@@ -87,6 +88,7 @@ class Dispatching:
     ) -> None:
         self.lease, self.clock = lease, clock
         self.topology = topology = Topology()
+        self.measures = Measures(clock)
         self.relays = Relays(
             clock, number=number, local=local, take=self.take, left=self._relay_left, owns=lambda: self.serving
         )
@@ -176,6 +178,8 @@ class Dispatching:
         """Act on a record of any relay."""
         if isinstance(record, port.ForAllowances):
             self.allowances.take(record)
+        elif isinstance(record, port.ForFigures):
+            self.measures.take(record)
         else:
             self.dispatcher.take(record)
 

@@ -30,6 +30,7 @@ OF_OPEN = (
     port.Asked | port.Open | port.Advanced | port.Prefix | port.Finished | port.Left | port.Enter | port.LoadWanted
 )
 """Records that say something of open requests, which are registered with the next owner anyway."""
+NOT_KEPT = OF_OPEN | port.RelayFigures
 MOVES_WITHIN_S: Final = 10.0
 """Time for which requests wait for the next owner of a model that was dealt to another shard."""
 NONE: Final = ""
@@ -212,7 +213,7 @@ class Dispatchers:
     def _send(self, role: str, record: port.FromGateway) -> None:
         if (route := self.routes.get(role)) is not None:
             route[1](record)
-        elif not isinstance(record, OF_OPEN):
+        elif not isinstance(record, NOT_KEPT):
             self._kept.append((role, record))
 
     def _advance(self, record: port.Advanced) -> None:

@@ -23,6 +23,7 @@ from controlplane.database import probe_write
 from controlplane.dispatch.lease import BATCHES, RENEW_S, Lease
 from controlplane.dispatch.link import advertised
 from controlplane.dispatch.live_fleet.topology import Topology
+from controlplane.dispatch.monitoring.summary import Publisher, Summary
 from controlplane.dispatch.port import (
     FIRST,
     RELAY_BITS,
@@ -44,7 +45,7 @@ from controlplane.gateway.dispatchers import Dispatchers
 from controlplane.gateway.ledger.accounting import Records
 from controlplane.gateway.ledger.writer import Ledger
 from controlplane.gateway.monitoring import tracing
-from controlplane.gateway.monitoring.summary import Publisher, Summary
+from controlplane.gateway.monitoring.figures import REPORT_S, relay_figures
 from controlplane.gateway.selectors import tokens_since
 from controlplane.gateway.serving.application import Application
 from controlplane.gateway.serving.catalog import Catalog
@@ -158,7 +159,7 @@ class Gateway:
         )
         self.upstream.owns = self.dispatchers.may_send
         self.lengths = LengthService(LengthPrior(), jobs)
-        self.records = Records(self.ledger, self.lengths, loop_clock)
+        self.records = Records(self.ledger, self.lengths, loop_clock, self.requests.send)
         self.records.tracing = tracing.start()
         if self.dispatching is None:
             self.values_job = jobs.add("read-settings", settings.FLEET_REFRESH_S, "database")
@@ -193,13 +194,14 @@ class Gateway:
             origins=frozenset(settings.CORS_ORIGINS),
         )
         self.ready = False
+        self.stopping = False
         self._noted_use_s = loop_clock()
         self._tasks: list[asyncio.Task[None]] = []
         self._giving_up: asyncio.Task[None] | None = None
 
     def _publisher(self, dispatching: Dispatching) -> Publisher:
         dispatcher = dispatching.dispatcher
-        sections: dict[str, Callable[[], dict[str, Any]]] = {
+        sections: dict[str, Callable[[], Any]] = {
             "lengths": self.lengths.snapshot,
             "system": self.monitor.report,
             "queues": QueuesView(dispatcher),
@@ -207,9 +209,10 @@ class Gateway:
             "work": dispatcher.holding.waiting_work,
             "outcomes": dispatching.topology.outcomes,
             "prewarmed": dispatcher.prewarming.figures,
+            "relays": dispatching.measures.relay_rows,
         }
         return Publisher(
-            Summary(dispatcher, self.records, self.lease.owner, sections),
+            Summary(dispatcher, dispatching.measures, self.lease.owner, sections),
             job=self.jobs.add("publish-summary", settings.SUMMARY_S, "redis"),
             owns=self.owns,
             refresh=dispatching.refresh_now,
@@ -257,10 +260,6 @@ class Gateway:
         """Return the job that shows whether Redis answers."""
         return self.publisher.job if self.publisher is not None else self.parts.job
 
-    @property
-    def stopping(self) -> bool:
-        return self.http.stopping
-
     # Lifecycle
 
     async def start(self) -> None:
@@ -294,6 +293,8 @@ class Gateway:
         else:
             await self._read_values()
             work.append(self._every(self.values_job, self._read_values))
+        if self.part != "dispatcher":
+            work.append(self._every(self.jobs.add("report-figures", REPORT_S), self._report))
         for each in work:
             self._tasks.append(background.spawn(each, str(getattr(each, "__qualname__", each))))
         # Everything loaded by this point stays: without this, each full collection walks half a million objects (100 ms).
@@ -328,10 +329,16 @@ class Gateway:
         gc.unfreeze()
 
     def step_down(self) -> None:
-        """Give up what this process owns before anything else of a planned stop: another decides while streams end here."""
-        if not self.http.stopping:
-            self.http.stopping = True
+        """Give up what this process owns before anything else of a planned stop: another decides while streams end here.
+
+        A relay answers what still reaches it, and what waits goes on waiting in its dispatcher's queue.
+        """
+        if not self.stopping:
+            self.stopping = True
             self._giving_up = background.spawn(self.lease.give_up(), "give up ownership")
+            if self.part == "relay":
+                return
+            self.http.stopping = True
             if not self.dispatchers.reachable:
                 self.requests.stand_by()
 
@@ -349,6 +356,10 @@ class Gateway:
             self.requests.stand_by()
         if self.dispatching is not None:
             self.dispatching.pump()
+
+    async def _report(self) -> None:
+        name, started_at = self.lease.owner, self.monitor.started_at
+        self._send(relay_figures(name, self.number, started_at, self.http, self.ledger))
 
     async def _read_values(self) -> None:
         self.lengths.tune(await database_sync_to_async(tuning.read)())

@@ -22,6 +22,15 @@ RECORDS = [
     port.WarmPrefix("i", 3.5, "http://i", "secret", -(2**63)),
     port.PrefixWarmed("i", 3.5, -(2**63), "It did not answer."),
     port.Finished(7, 40),
+    port.Arrived("m"),
+    port.RelayFigures(
+        3, "web:7", "web", 7, 1.5e9, draining=True, active=4, streaming=3, busy_ratio=0.25, ledger_held=1, ledger_written=40,
+        ledger_given_up=2, ledger_refused=5, errors=((429, "queue_full", 7),),
+    ),
+    port.Ended(
+        "m", "east", "m-0", "batch", "interactive", "done", 100, 40, 64, 60, port.ESTIMATE, 12.5, 80.25, None, 900.5, 0.0,
+        True, 0.95, 500, "degraded", "chat", "weights", "sql",
+    ),
     port.Left(7, again=True, failure=port.DEAD, evicted=True, kept_tokens=12),
     port.Waiting(7, 3, 1.5, None),
     port.Queued(7, "west", 40),

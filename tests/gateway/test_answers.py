@@ -513,7 +513,7 @@ async def test_an_sdk_sees_an_error_of_a_stream_of_responses(served, begun):
 
 STEPS_THAT_RAISE = [
     "requests.submit", "requests.leave", "requests.finished", "requests.began", "requests.headers_received",
-    "requests.place_again", "records.close", "records._measure", "records.lengths.prior.learn",
+    "requests.place_again", "records.close", "dispatching.measures.take", "records.send", "records.lengths.prior.learn",
     "records.ledger.add", "upstream.carry", "upstream.connections.get", "upstream.connections.put_back",
     "upstream._streamed", "requests.placed", "completions.admission.entries.enter",
 ]  # fmt: skip

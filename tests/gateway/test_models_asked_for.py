@@ -107,7 +107,7 @@ async def test_conversations_are_shared_by_weight_and_stay_with_their_target(two
         "why": f"chat has weighted targets; this conversation is served by {first}.",
     } | {name: row.trace[0][name] for name in ("length",) if name in row.trace[0]}  # fmt: skip
     counts = {(name, name, "weights"): 2 * count for name, count in served.items()}
-    assert two.gateway.records.other_models == {("chat", *key[1:]): count for key, count in counts.items()}
+    assert two.gateway.dispatching.measures.other_models == {("chat", *key[1:]): count for key, count in counts.items()}
     compared = await database_sync_to_async(comparisons)(timezone.now())
     assert {one.target: one.requests for one in compared} == {name: 2 * count for name, count in served.items()}
 

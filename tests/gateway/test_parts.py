@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controlplane.dispatch.monitoring.windows import Count, Latency, Windows
 from controlplane.dispatch.port import Asked
 from controlplane.gateway.admission import pace
 from controlplane.gateway.admission.pace import LoopLoad, Pace
 from controlplane.gateway.ledger.entry import Row
 from controlplane.gateway.ledger.writer import minute_sums
-from controlplane.gateway.monitoring.windows import Count, Latency, Windows
 from controlplane.gateway.progress import MOVES, IllegalMove, Progress, RequestState
 from controlplane.gateway.upstream.bodies import upstream_priority
 from scheduling.queueing.ordering import ORDERINGS, queue_key

@@ -2,17 +2,22 @@
 whatever happens to the owner of the queues."""
 
 import asyncio
+import os
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import aiohttp
 import pytest
 from channels.db import database_sync_to_async
 from django.conf import settings
+from prometheus_client import generate_latest
 
 from controlplane.accounts.models import Budget, BudgetKind, Tenant
 from controlplane.dispatch import lease as leases
+from controlplane.dispatch.monitoring.measures import RELAY_SILENT_S
+from controlplane.dispatch.monitoring.windows import Count
 from controlplane.fleet.models import Model
 from controlplane.gateway.process import Gateway
+from controlplane.operations import Operations
 from controlplane.planning.execution.loop import ScalingLoop
 from tests.gateway.backend import Backend
 from tests.gateway.conftest import ServedGateway, do_once, serving, until
@@ -88,6 +93,50 @@ async def test_models_are_dealt_to_two_dispatchers_and_moved_between_them(fleet)
         assert (await response.text()).count('"content"') >= 40
     await until(lambda: not any(requests))
     assert [len(each.bodies) for each in fleet.backends] == [3, 3, 6], "each was given to one instance once"
+    counted = first.dispatching.measures
+    await until(lambda: counted.totals.total() == 12)
+    assert {model: count for (model, *_), count in counted.totals.items()} == {"m": 6, "n": 6}
+    assert [arrivals(counted, model) for model in "mn"] == [6, 6]
+    assert not other.dispatching.measures.totals
+
+
+def arrivals(measures, model):
+    """Return the arrivals for *model* of the last minutes."""
+    windows = measures.windows
+    windows.advance(measures.clock() + 1)  # a second counts when it is over
+    return windows.total(windows.group(f"model {model}"), Count.REQUESTS, 300)
+
+
+def metrics(gateway):
+    return generate_latest(Operations(gateway).registry).decode()
+
+
+async def test_the_first_dispatcher_has_the_figures_of_all_relays_and_each_relay_its_own(fleet):
+    relays, dispatcher = [fleet.relays[0], await fleet.relay()], fleet.owner
+    for relay in relays:
+        assert [(await relay.chat(model=model)).status for model in "mn"] == [200, 404]
+    error = 'pilothouse_relay_errors_total{code="model_not_found",relay="%s",status="404"} 1.0'
+    names = [relay.gateway.lease.owner for relay in relays]
+    await until(lambda: all(error % name in metrics(dispatcher) for name in names))
+    page, of_relay = metrics(dispatcher), metrics(relays[0].gateway)
+    of_requests = 'pilothouse_requests_total{model="m",outcome="done",region="east",slo_class="interactive"} 2.0'
+    assert of_requests in page
+    assert "pilothouse_requests_total" not in of_relay
+    assert 'pilothouse_errors_total{code="model_not_found",status="404"} 1.0' in of_relay
+
+    def shown():
+        return dispatcher.publisher.summary.snapshot()["relays"]
+
+    assert [each["name"] for each in shown()] == names
+    assert {(each["state"], each["active"], each["streaming"], each["pid"]) for each in shown()} == {
+        ("serving", 0, 0, os.getpid())
+    }
+    relays[0].gateway.step_down()
+    await until(lambda: [each["state"] for each in shown()] == ["draining", "serving"])
+    clock = dispatcher.dispatching.measures.clock
+    dispatcher.dispatching.measures.clock = lambda: clock() + 2 * RELAY_SILENT_S
+    assert shown() == []
+    assert "pilothouse_relay_active_requests{" not in metrics(dispatcher)
 
 
 def stops_dead(gateway):
@@ -221,6 +270,19 @@ async def test_requests_wait_while_there_is_no_owner(fleet):
     assert not asked.done()
     await fleet.takes_over(await fleet.dispatcher())
     assert (await asked).status == 200
+
+
+async def test_a_relay_that_steps_down_is_not_ready_and_goes_on_with_what_reaches_it(fleet):
+    (relay,) = fleet.relays
+    slowly(fleet)
+    async with streams([relay], MANY) as tasks:
+        await until(lambda: len(fleet.owner.dispatching.dispatcher.queue) == MANY - 4)
+        relay.gateway.step_down()
+        for path in ("/readyz", "/health"):
+            async with relay.http.get(f"{relay.url}{path}") as answer:
+                assert answer.status == 503
+        assert (await relay.chat()).status == 200
+        assert {status for status, _ in await asyncio.gather(*tasks)} == {200}
 
 
 async def test_limits_and_budgets_hold_over_all_relays_and_a_takeover(fleet):

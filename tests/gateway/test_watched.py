@@ -15,6 +15,7 @@ OWN = {
     "applications",
     "alerts",
     "count-tokens",
+    "report-figures",
     "sweep-queues",
     "queue-commands",
     "refresh-budgets",

@@ -20,16 +20,16 @@ from controlplane.background import spawn
 from controlplane.dispatch import wire
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request
-from controlplane.fleet.attainment import worst
-from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.services import INVENTORY_CHANNEL
-from controlplane.gateway.ledger.accounting import FLEET, Records, promised_in
-from controlplane.gateway.monitoring.windows import (
+from controlplane.dispatch.monitoring.measures import FLEET, Measures, promised_in
+from controlplane.dispatch.monitoring.windows import (
     LATENCY_WINDOW_S,
     SLO_WINDOW_S,
     Count,
     Latency,
 )
+from controlplane.fleet.attainment import worst
+from controlplane.fleet.lifecycle.states import InstanceState
+from controlplane.fleet.services import INVENTORY_CHANNEL
 from controlplane.jobs.record import Job
 
 MAX_WAITING = 500  # listed per queue
@@ -49,11 +49,15 @@ class Summary:
     """Builder of snapshots. *owner* names this process; *sections* are read unchanged, by name."""
 
     def __init__(
-        self, dispatcher: Dispatcher, records: Records, owner: str, sections: Mapping[str, Callable[[], dict[str, Any]]]
+        self,
+        dispatcher: Dispatcher,
+        measures: Measures,
+        owner: str,
+        sections: Mapping[str, Callable[[], Any]],
     ) -> None:
         self.dispatcher, self.topology = dispatcher, dispatcher.topology
-        self.windows, self.service_levels = records.windows, records.service_levels
-        self.ttft_targets_ms = records.ttft_targets_ms
+        self.windows, self.service_levels = measures.windows, measures.service_levels
+        self.ttft_targets_ms = measures.ttft_targets_ms
         self.owner = owner
         self.sections = sections
         self.started_at = time.time()
