@@ -121,6 +121,7 @@ class Dispatching:
         )
         self.commands = Commands(
             settings.REDIS_URL,
+            lambda: lease.owner,
             QueueOperations(self.dispatcher),
             self.owns,
             jobs.add("queue-commands", LOOK_S, "redis"),

@@ -167,9 +167,13 @@ class Dispatchers:
 
     @property
     def reachable(self) -> bool:
-        """Whether requests may wait for an owner: there is one, or the last one could be reached by another process."""
-        others = (owner is not self.local for owner, _ in self.routes.values())
-        return self.lease.held or any(others) or any(state.address for state in self.lease.roles.values())
+        """Whether requests may wait for an owner: it is this process, or one that relays reach."""
+        return self.lease.held or self.linked
+
+    @property
+    def linked(self) -> bool:
+        """Whether relays reach other processes: the owner of a shard, or the last one, which another one follows."""
+        return any(state.address for state in self.lease.roles.values())
 
     @property
     def connected(self) -> bool:

@@ -214,7 +214,7 @@ class Gateway:
         return Publisher(
             Summary(dispatcher, dispatching.measures, self.lease.owner, sections),
             job=self.jobs.add("publish-summary", settings.SUMMARY_S, "redis"),
-            owns=self.owns,
+            lease=self.lease,
             refresh=dispatching.refresh_now,
         )
 
@@ -331,15 +331,13 @@ class Gateway:
     def step_down(self) -> None:
         """Give up what this process owns before anything else of a planned stop: another decides while streams end here.
 
-        A relay answers what still reaches it, and what waits goes on waiting in its dispatcher's queue.
+        Where other processes decide, this one answers what still reaches it, and what waits goes on waiting in their queues.
         """
         if not self.stopping:
             self.stopping = True
             self._giving_up = background.spawn(self.lease.give_up(), "give up ownership")
-            if self.part == "relay":
-                return
-            self.http.stopping = True
-            if not self.dispatchers.reachable:
+            if not self.dispatchers.linked:
+                self.http.stopping = True
                 self.requests.stand_by()
 
     @staticmethod
@@ -359,7 +357,7 @@ class Gateway:
 
     async def _report(self) -> None:
         name, started_at = self.lease.owner, self.monitor.started_at
-        self._send(relay_figures(name, self.number, started_at, self.http, self.ledger))
+        self._send(relay_figures(name, self.number, started_at, self.http, self.ledger, draining=self.stopping))
 
     async def _read_values(self) -> None:
         self.lengths.tune(await database_sync_to_async(tuning.read)())

@@ -6,6 +6,7 @@ import os
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import aiohttp
+import orjson
 import pytest
 from channels.db import database_sync_to_async
 from django.conf import settings
@@ -79,6 +80,13 @@ async def test_models_are_dealt_to_two_dispatchers_and_moved_between_them(fleet)
         lambda: first.dispatching.topology.models.keys() == {"m"} and len(relay.gateway.dispatchers.routes) == 2
     )
     assert other.dispatching.topology.models.keys() == {"n"}
+    ready = [one.dispatching.topology.fleet.accepting for one in (first, other)]
+    await until(lambda: [each.sum() for each in ready] == [2, 1])
+    whole = first.publisher.summary.snapshot([orjson.loads(orjson.dumps(other.publisher.summary.part()))])
+    assert whole["models"].keys() == {"m", "n"}
+    assert whole["instances"]["name"] == ["m-0", "m-1", "n-0"]
+    assert [whole["fleet"][name] for name in ("instances", "instances_ready")] == [3, 3]
+    assert whole.keys() == first.publisher.summary.snapshot().keys()
     slowly(fleet)
     asked = [asyncio.create_task(relay.chat(model=model, stream=True)) for model in "mn" * 6]
     requests = [one.dispatching.dispatcher.requests for one in (first, other)]

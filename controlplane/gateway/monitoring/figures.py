@@ -10,7 +10,9 @@ from controlplane.gateway.serving.application import Application
 REPORT_S = 1.0
 
 
-def relay_figures(name: str, number: int, started_at: float, http: Application, ledger: Ledger) -> RelayFigures:
+def relay_figures(
+    name: str, number: int, started_at: float, http: Application, ledger: Ledger, *, draining: bool
+) -> RelayFigures:
     """Return the figures, at this moment, of relay *number*, called *name*."""
     completions = http.completions
     return RelayFigures(
@@ -19,7 +21,7 @@ def relay_figures(name: str, number: int, started_at: float, http: Application, 
         host=socket.gethostname(),
         process_id=os.getpid(),
         started_at=started_at,
-        draining=http.stopping,
+        draining=draining,
         active=http.active,
         streaming=len(completions.requests.streaming),
         busy_ratio=completions.load.share,
