@@ -11,11 +11,11 @@ from ninja import Router
 from controlplane.accounts.models import Role
 from controlplane.api.callers import VIEWERS, ApiRequest
 from controlplane.api.errors import ApiError, ErrorBody
-from controlplane.api.resources import add_list, add_operations, schema_of
+from controlplane.api.resources import schema_of
 from controlplane.api.schemas import Described
 from controlplane.dispatch.wire import SUMMARY_KEY
 from controlplane.jobs import monitor
-from controlplane.resources.jobs import JOBS, PARTS, SHARDS
+from controlplane.resources.jobs import JOBS, PARTS
 
 router = Router(auth=VIEWERS)
 
@@ -23,16 +23,6 @@ REDIS_TIMEOUT_S = 0.5
 
 
 JobOut, PartOut = schema_of(JOBS, "JobOut"), schema_of(PARTS, "PartOut")
-
-
-add_list(
-    router,
-    SHARDS,
-    schema_of(SHARDS, "ShardOut"),
-    "Shards of models, and which process decides about each. Relays are in `/api/summary`.",
-    paged=False,
-)
-add_operations(router, SHARDS)
 
 
 class SystemOut(Described):
