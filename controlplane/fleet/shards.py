@@ -4,6 +4,8 @@ from collections import defaultdict
 from itertools import count
 
 from django.core.exceptions import ValidationError
+from django.db import transaction
+from django.db.models import Q
 
 from controlplane.accounts.models import User
 from controlplane.events.services import record
@@ -25,14 +27,15 @@ def owners() -> list[Owner]:
     return sorted(rows, key=lambda row: (len(row.role), row.role))
 
 
+@transaction.atomic
 def hand_over(row: Owner, actor: User, reason: str) -> str:
     """Have the owner of *row* leave it to a process that stands by. Raises ActionError where there is none."""
-    free = Owner.objects.judged().filter(pk=row.pk, owned=True, contested=True, moves=False)
+    free = Owner.objects.judged().filter(Q(owned=True, contested=True), pk=row.pk, moves=False)
     if not free.update(moves=True):
         row = Owner.objects.judged().get(pk=row.pk)
         if row.moves:
             raise ActionError(f"{row.name} hands {row.role} over already")
-        if not vars(row)["owned"]:
+        if not row.owned:
             raise ActionError(f"Nobody owns {row.role}: the next process that wants it takes it")
         raise ActionError(f"No process stands by for {row.role}: start another dispatcher first")
     record("shard.moved", row, actor=actor, before={"owner": row.name, "epoch": row.epoch}, reason=reason)

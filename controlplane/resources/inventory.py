@@ -64,7 +64,7 @@ def by_name(rows: Any, text: str) -> list[Any]:
 
 
 def free_gpus(node: Any) -> int:
-    return max(0, node.free_gpus() if node.gpus_cordoned else node.gpu_count - node.gpus_used)
+    return int(max(0, node.free_gpus() if node.gpus_cordoned else node.gpu_count - node.gpus_used))
 
 
 REGIONS = Resource(

@@ -33,6 +33,9 @@ class Owner(models.Model):
     expires_at = models.DateTimeField(null=True, help_text="By the database's clock.")
     wanted_at = models.DateTimeField(null=True, help_text="When a process that stands by last asked for it.")
 
+    owned: bool  # this and the next: by `judged`
+    contested: bool
+
     objects = OwnerQuerySet.as_manager()
 
     def __str__(self) -> str:
