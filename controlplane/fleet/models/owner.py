@@ -16,9 +16,11 @@ WANTED_S = 10.0
 class OwnerQuerySet(models.QuerySet["Owner"]):
     def judged(self, now: Any = NOW) -> "OwnerQuerySet":
         """Annotate, at *now*, `owned` and `contested`: whether another process stands by."""
-        owned, contested = ~Q(token="") & Q(expires_at__gt=now), Q(wanted_at__gt=now - timedelta(seconds=WANTED_S))
-        flag = BooleanField()
-        return self.annotate(owned=ExpressionWrapper(owned, flag), contested=ExpressionWrapper(contested, flag))
+        conditions = {
+            "owned": ~Q(token="") & Q(expires_at__gt=now),
+            "contested": Q(wanted_at__gt=now - timedelta(seconds=WANTED_S)),
+        }
+        return self.annotate(**{name: ExpressionWrapper(each, BooleanField()) for name, each in conditions.items()})
 
 
 class Owner(models.Model):

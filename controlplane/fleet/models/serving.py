@@ -106,8 +106,7 @@ class Model(models.Model):
     shard = models.PositiveSmallIntegerField(
         default=1,
         validators=[MinValueValidator(1)],
-        help_text="Number of the shard of models whose dispatcher decides about its requests; a model, its fallback and "
-        "those that share GPUs with it are in one.",
+        help_text="Number of the shard of models whose dispatcher decides about its requests.",
     )
     weights_in = models.ManyToManyField(
         Region,
