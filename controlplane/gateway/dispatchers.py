@@ -268,8 +268,8 @@ class Dispatchers:
 
     def _list(self) -> None:
         models, targets = dict[str, port.ServedModel](), dict[str, port.WeightedTargets]()
-        for served in self._served.values():
-            models |= {each.name: each for each in served.models}
+        for owner, served in self._served.items():
+            models |= {each.name: each for each in served.models if self._may_list(owner, each.shard)}
             targets |= {each.name: each for each in served.targets}
         until_s = self.clock() + MOVES_WITHIN_S
         if len(self.lease.shards) > 1:  # what one owner leaves, another may take up in a moment
@@ -297,6 +297,10 @@ class Dispatchers:
                 self._roles.pop(each.number, None)  # the first owner refuses it where its instance gives it back
                 message = f"No instance of {model!r} is serving or being started."
                 self.receive(port.Refused(each.number, 503, "model_unavailable", message, retry_after_s=15))
+
+    def _may_list(self, owner: object, shard: str) -> bool:
+        """Whether *owner* says what is of *shard*: while this process stands by it knows all models, maybe before others."""
+        return owner is not self.local or self.routes.get(shard, (owner,))[0] is owner
 
     def _open(self, opened: port.Open) -> None:
         """Register an open request with the owner of its shard."""

@@ -380,3 +380,16 @@ def test_what_runs_when_its_model_is_retired_is_refused_where_it_is_to_be_placed
     again = port.Left(ASKED.number, again=True)
     sharded.relay.send(again)
     assert sharded.first == [again], "who does not know it refuses it"
+
+
+def test_a_process_that_stands_by_moves_requests_only_once_the_next_owner_knows_their_model(sharded):
+    standby = sharded.relay.local = object()
+    sharded.relay.received("first", served("m"))
+    sharded.relay.send(ASKED)
+    sharded.open.append(port.Open(ASKED))
+    sharded.relay.received(standby, served("m", shard="shard 2"))
+    assert (sharded.first, sharded.second) == ([ASKED], [])
+    sharded.relay.received("first", served())
+    assert (sharded.first[1:], sharded.second) == ([port.Left(ASKED.number)], [])
+    sharded.relay.received("second", served("m", shard="shard 2"))
+    assert (sharded.first[2:], sharded.second) == ([], sharded.open)
