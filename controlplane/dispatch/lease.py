@@ -117,7 +117,7 @@ class Lease:
         address: str = "",
     ) -> None:
         self.owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(2)}"
-        """Commands and relays tell owners apart by it: containers may have host name and process number in common."""
+        """By which commands and relays know an owner: containers may have host name and process number in common."""
         self.roles: dict[str, State] = {}
         """Every role as of the last look."""
         self.job, self.clock, self.address = job, clock, address
