@@ -85,7 +85,19 @@ def process_id(pid: int | str) -> str:
 def is_dead(token: str) -> bool:
     """Whether *token* is of a process of this machine that has ended. Unknown is not dead."""
     ours, theirs = process_id("self").split(), token.split()
-    return len(theirs) == 5 and theirs[:2] == ours[:2] and process_id(theirs[2]).split() != theirs[:4]
+    if len(theirs) != 5 or theirs[:2] != ours[:2] or (now := process_id(theirs[2]).split()) == theirs[:4]:
+        return False
+    try:
+        os.kill(int(theirs[2]), 0)
+    except PermissionError:  # another user's, which the system may hide
+        return bool(now)
+    except OSError:
+        pass
+    return True
+
+
+def _owners(roles: Mapping[str, State]) -> list[tuple[str, int, str, bool]]:
+    return [(*state[:3], state.lease_s > 0) for state in roles.values()]
 
 
 class Lease:
@@ -102,7 +114,8 @@ class Lease:
         wants: Mapping[str, float] | None = None,
         address: str = "",
     ) -> None:
-        self.owner = f"{socket.gethostname()}:{os.getpid()}"
+        self.owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(2)}"
+        """By which commands and relays know an owner: containers may have host name and process number in common."""
         self.roles: dict[str, State] = {}
         """Every role as of the last look."""
         self.job, self.clock, self.address = job, clock, address
@@ -173,17 +186,17 @@ class Lease:
         began_s, before = self.clock(), self.roles
         async with asyncio.timeout(ANSWER_S):
             roles = await self._in_thread(self._renew_or_take)
+        if self._given_up:  # meanwhile, or the rows do not say so yet
+            roles = {role: state._replace(lease_s=0.0) for role, state in roles.items()}
         held = {role for role in before if self.holds(role)}
         self.roles = roles
-        self._until_s = {
-            role: began_s + state.lease_s for role, state in roles.items() if state.lease_s and not self._given_up
-        }
+        self._until_s = {role: began_s + state.lease_s for role, state in roles.items() if state.lease_s}
         self._shards_until_s = min((self._until_s.get(role, -1.0) for role in self.owned), default=-1.0)
         for role, state in roles.items():
             if (role in held) != self.holds(role):
                 what = f"owns {role}, epoch {state.epoch}" if self.holds(role) else f"stands by for {role}"
                 logger.warning("gateway: %s %s; the owner is %s", self.owner, what, state.name)
-        if [each[:3] for each in before.values()] != [each[:3] for each in roles.values()]:
+        if _owners(before) != _owners(roles):
             self.changed()
 
     def _renew_or_take(self) -> dict[str, State]:
@@ -194,7 +207,10 @@ class Lease:
             rows[role] = owners.judged(now).get(role=role)
         wants = self._wants(rows)
         lease_s = {role: LEASE_S if row.contested else ALONE_S for role, row in rows.items()}
-        mine = [] if self._given_up else [role for role, row in rows.items() if row.token == self._token]
+        mine = [role for role, row in rows.items() if row.token == self._token]
+        if self._given_up and mine:  # the database did not answer then
+            owners.filter(token=self._token).update(token="")
+            mine = []
         for role in [role for role in mine if rows[role].moves and rows[role].contested]:
             self._left_s[role] = self.clock()
             owners.filter(role=role, token=self._token).update(token="", moves=False)
