@@ -9,9 +9,10 @@ Ray knows both by name, so that a later call from any process finds the server a
 import asyncio
 import re
 import socket
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -92,8 +93,10 @@ def connect(address: str) -> Any:
             for module in BY_VALUE:
                 ray.cloudpickle.register_pickle_by_value(module)
             try:
-                ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+                with redirect_stderr(sys.__stderr__):  # Celery's has no file, which Ray asks for
+                    ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
             except Exception as error:  # of many kinds: other versions, no raylet here, a head that has just gone
+                ray.shutdown()
                 raise LaunchError(f"Ray at {address} cannot be used: {_first_line(error)}") from error
     return ray
 
@@ -169,7 +172,7 @@ class RayLauncher:
             for actor in self._actors(ray, name):
                 try:
                     logs.append(ray.get(actor.log.remote(count), timeout=ANSWER_S))
-                except ray.exceptions.ActorError:
+                except ray.exceptions.RayActorError:
                     continue
         for file, lines, text in logs:
             if error := root_error(text):
@@ -245,11 +248,11 @@ class RayLauncher:
             for answer in ended:
                 try:
                     ray.get(answer, timeout=grace_s + STOP_S)
-                except ray.exceptions.ActorError:
+                except ray.exceptions.RayActorError:
                     continue  # lost with its machine
             for actor in actors:
                 ray.kill(actor)
-            if any(each["name"] == name for each in _groups(ray)):
+            with suppress(ValueError):  # there is none
                 ray.util.remove_placement_group(ray.util.get_placement_group(name))
 
     def _actors(self, ray: Any, name: str) -> list[Any]:
@@ -273,10 +276,10 @@ def _together(ray: Any, answers: Sequence[Any]) -> State:
     for answer in answers:
         try:
             url, process_id, runs, how = ray.get(answer, timeout=0)
-        except ray.exceptions.GetTimeoutError:
+        except (ray.exceptions.GetTimeoutError, ray.exceptions.ActorUnavailableError):
             continue
-        except ray.exceptions.ActorError as error:
-            return State(None, f"lost with its actor: {_first_line(error)}")
+        except ray.exceptions.RayActorError:
+            return LOST
         if not runs:
             return State(None, how or "ended")
         launched = launched or Launched(url, process_id)

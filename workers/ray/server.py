@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from workers.vllm import engine_log, processes, serve
-from workers.vllm.engine_log import last_lines, rotate_log, tail
+from workers.vllm.engine_log import last_lines, rotate_log, shorten, tail
 from workers.vllm.processes import KEEP_ENVIRONMENT, MARK, Record, boot_id, end, how_it_ended, runs, started_ticks
 from workers.vllm.serve import begin
 
@@ -70,6 +70,7 @@ class Server:
 
     async def state(self) -> tuple[str, int, bool, str]:
         """Return address and process id, whether the process runs, and else how it ended."""
+        shorten(self._log)
         if self._record is None:
             return "", 0, False, "not started"
         if runs(self._record):

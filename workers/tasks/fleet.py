@@ -27,6 +27,7 @@ from controlplane.fleet.rollouts import revisions
 from controlplane.fleet.services import advance_swaps, deliver, free_for_taker, move, notify
 from controlplane.jobs.broker import send_task
 from workers.celery import app
+from workers.ray.launcher import RayLauncher, unreachable
 from workers.vllm import engine_log, gpu_faults, hardware, processes
 from workers.vllm.client import VllmClient, VllmError
 from workers.vllm.launcher import EmulatedLauncher, Launched, LaunchError, ProcessLauncher
@@ -62,7 +63,10 @@ def run_command(command_id: int) -> None:
         return
     if waits_for_gpus(pending):
         return  # delivered again when they are free
-    if why := hosts.obstacle(pending.instance):
+    why = hosts.obstacle(pending.instance)
+    if not why and pending.instance.launcher == Launcher.RAY:
+        why = unreachable(settings.RAY_ADDRESS)  # its commands wait until the head is back
+    if why:
         _pass_on(pending, why)
         return
     command = claim(command_id)
@@ -111,7 +115,7 @@ def watch_loading(forward: bool = True) -> int:
     Return how many were failed.
     """
     failed = 0
-    loading = Instance.objects.launched().filter(state=InstanceState.LOADING)
+    loading = Instance.objects.launched().filter(state=InstanceState.LOADING).exclude(launcher=Launcher.RAY)
     for instance in _of_this_host(loading.select_related("deployment__model", "node"), "watch-loading", forward):
         launcher = launcher_for(instance)
         if asyncio.run(launcher.alive(instance.name)):
@@ -228,6 +232,8 @@ def launcher_for(instance: Instance) -> ServerLauncher:
             return EmulatedLauncher(f"http://127.0.0.1:{settings.EMULATOR_PORT}")
         case Launcher.PROCESS:
             return ProcessLauncher(settings.VLLM_PYTHON, settings.STATE_DIR / "instances")
+        case Launcher.RAY:
+            return RayLauncher(settings.RAY_ADDRESS)
         case _:
             raise LaunchError(f"{instance.name} is started elsewhere: Pilothouse cannot start or stop it")
 
