@@ -57,8 +57,8 @@ def cluster(tmp_path, redis_url):  # noqa: F811
         cluster.stop()
 
 
-@pytest.fixture
-def agent(redis_url, cluster, tmp_path, settings):  # noqa: F811
+@pytest.fixture(params=["address", "client_address"])
+def agent(request, redis_url, cluster, tmp_path, settings):  # noqa: F811
     """The worker on queue `ray`; the test itself has no connection."""
     settings.RAY_ADDRESS = ""
     environment = {
@@ -67,7 +67,7 @@ def agent(redis_url, cluster, tmp_path, settings):  # noqa: F811
         "DATABASE_URL": f"sqlite:///{connection.settings_dict['NAME']}",
         "REDIS_URL": redis_url,
         "PILOTHOUSE_STATE_DIR": str(tmp_path / "agent"),
-        "RAY_ADDRESS": cluster.address,
+        "RAY_ADDRESS": getattr(cluster, request.param),
         "PYTHONPATH": str(ROOT),
     }
     command = [ray_python(), "-m", "celery", "-A", "workers.celery", "worker", "--queues", "ray", "--concurrency", "2"]
@@ -169,8 +169,8 @@ def test_ray(agent, cluster, make_instance, region, gpu_type, deployment):
 
     # A machine is lost: its instance is failed, its node takes none until it is back, and another node replaces it.
     cluster.kill("alone")
+    until(lambda: not answers(one.url))  # as the gateway's heartbeats see
     becomes(one, S.FAILED)
-    until(lambda: not answers(one.url))
     until(lambda: groups() and not Node.objects.get(name="alone").active)
     assert Event.objects.filter(kind="node.lost").exists()
     other = places.new_instance(deployment)

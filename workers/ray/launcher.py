@@ -25,12 +25,13 @@ from workers.vllm.spec import LaunchSpec
 NAMESPACE = "pilothouse"
 CONNECT_S = 1.0
 ANSWER_S = 10.0
+STATES_S = 2.0
 ACTOR_S = 60.0  # a first actor waits for a Python process on its machine
 GROUP_S = 10.0
 STOP_S = 30.0  # beyond its grace: engine, workers and their shared memory (`processes.end`)
 HEAD_PORT = 6379
 NODE_ID = "ray.io/node-id"
-_lock = threading.Lock()
+_lock, _lost = threading.Lock(), threading.Event()
 
 
 class State(NamedTuple):
@@ -68,7 +69,7 @@ def unreachable(address: str) -> str:
     """Return in one sentence why the head at *address* cannot be asked, in a second; "" if it listens."""
     host, _, port = address.rpartition("//")[2].rpartition(":")
     if not host or not port.isdigit():
-        return f"RAY_ADDRESS is {address!r}, and not HOST:PORT of Ray's head, such as 10.0.0.1:{HEAD_PORT}"
+        return f"RAY_ADDRESS is {address!r}, and not ray://HOST:10001 or HOST:{HEAD_PORT} of Ray's head"
     try:
         socket.create_connection((host, int(port)), CONNECT_S).close()
     except OSError as error:
@@ -79,16 +80,20 @@ def unreachable(address: str) -> str:
 def connect(address: str) -> Any:
     """Return the module `ray`, connected to the cluster whose head is at *address*. Raises LaunchError.
 
-    The connection stays: each one is a job in Ray's tables. Ray ends a process whose head is away for a minute, so only a
-    Celery worker's pool process, which is replaced, connects.
+    The connection stays, since each one is a job in Ray's tables, until the head was away. Without `ray://` Ray ends a
+    process whose head is away for a minute: only a Celery worker's pool process connects, which is replaced.
     """
     try:
         import ray
     except ImportError:
         raise LaunchError("Ray is not installed on this host: pip install 'pilothouse[ray]'") from None
     if problem := unreachable(address):
+        _lost.set()
         raise LaunchError(problem)
     with _lock:
+        if _lost.is_set():
+            ray.shutdown()
+            _lost.clear()
         if not ray.is_initialized():
             for module in BY_VALUE:
                 ray.cloudpickle.register_pickle_by_value(module)
@@ -157,7 +162,7 @@ class RayLauncher:
             asked = {name: [each.state.remote() for each in actors] for name, actors in kept.items()}
             waited = [answer for answers in asked.values() for answer in answers]
             if waited:
-                ray.wait(waited, num_returns=len(waited), timeout=ANSWER_S)
+                ray.wait(waited, num_returns=len(waited), timeout=STATES_S)
             for name, answers in asked.items():
                 found[name] = _together(ray, answers) if len(answers) == groups[name] else LOST
         return found
@@ -298,6 +303,8 @@ def _answers(subject: str) -> Iterator[None]:
     except ray.exceptions.GetTimeoutError as error:
         raise LaunchError(f"{subject}: its machine does not answer Ray in time.") from error
     except (ray.exceptions.RayError, ray.exceptions.RpcError, ConnectionError, ValueError, RuntimeError) as error:
+        if isinstance(error, ConnectionError):
+            _lost.set()
         raise LaunchError(f"{subject}: Ray answers {_first_line(error)}") from error
 
 

@@ -90,7 +90,8 @@ def _read_by_ray(instance: Instance, count: int) -> Log:
 def note_phase(instance: Instance, text: str = "") -> int:
     """Note the phase of the start of *instance*, by *text* or its log here; return 1 if it has changed, else 0."""
     path = path_of(instance) if instance.state == InstanceState.LOADING else None
-    phase = engine_log.startup(text or engine_log.tail(path)) if path or text else ""
+    text = text or (engine_log.tail(path) if path else "")
+    phase = engine_log.startup(text) if path or text else ""
     if phase == instance.startup:
         return 0
     return Instance.objects.filter(pk=instance.pk, state=instance.state).update(startup=phase)

@@ -387,6 +387,8 @@ class Instance(models.Model):
     def _errors_of_swap_group(self, group: SwapGroup) -> dict[str, str]:
         """Return errors unless all members have the same node, GPU type and number of GPUs."""
         own = self.deployment
+        if self.launcher == Launcher.RAY:
+            return {"swap_group": "Ray gives each instance GPUs of its own: it shares none."}
         for other in group.instances.exclude(pk=self.pk).select_related("deployment__gpu_type", "node"):
             theirs = other.deployment
             if (own.gpu_type_id, own.tensor_parallel) != (theirs.gpu_type_id, theirs.tensor_parallel):
