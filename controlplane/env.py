@@ -105,8 +105,8 @@ class Environment(Tunable, BaseSettings):
     REDIS_CA_FILE: Annotated[str, Field(validation_alias="REDIS_CA_FILE")] = ""
     """File with the certificates of the CAs that Redis's may be of, for `rediss://`; default is those of the system."""
     RAY_ADDRESS: Annotated[str, Field(validation_alias="RAY_ADDRESS")] = ""
-    """Head of a Ray cluster, for the workers that start vLLM through Ray (they need the extra `ray`): `ray://host:10001`, or
-    `host:6379` on a machine of the cluster."""
+    """`host:port` of a Ray cluster's head, for the workers that start vLLM through Ray: they need the extra `ray`, and a
+    machine of the cluster."""
     VLLM_PYTHON: Annotated[str, Field(validation_alias="VLLM_PYTHON")] = ""
     """Python of the environment that holds vLLM; default is `.venv-vllm/bin/python` if it exists."""
 

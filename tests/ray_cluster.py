@@ -29,7 +29,7 @@ def ray_python() -> str:
     ours = next((folder / "lib").glob("python*/site-packages"), Path()) / "ours.pth"
     if not ours.is_file():
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", "ray[client]>=2.50"], check=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", "ray>=2.50"], check=True)
         packages = next((folder / "lib").glob("python*/site-packages"))
         (packages / "ours.pth").write_text("\n".join(site.getsitepackages()))
     return str(python)
@@ -43,8 +43,9 @@ class RayCluster:
         # Paths of sockets are short.
         self._folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
         self._state = state
-        self._port = _free_port()
-        self.address, self.client_address = f"127.0.0.1:{self._port}", f"ray://127.0.0.1:{_free_port()}"
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self._port = free.getsockname()[1]
+        self.address = f"127.0.0.1:{self._port}"
         self._environment = {
             **{
                 name: value
@@ -68,7 +69,6 @@ class RayCluster:
         """Start the head, on which nothing can be started; again after it was killed."""
         (Path(self._folder) / "ray_current_cluster").unlink(missing_ok=True)
         flags = ["--head", "--port", str(self._port), "--temp-dir", self._folder, "--include-dashboard", "false"]
-        flags += ["--ray-client-server-port", self.client_address.rpartition(":")[2]]
         return self._start("head", 0, flags, self._for_head)
 
     def machine(self, name: str, gpus: int, **resources: int) -> "RayCluster":
@@ -110,8 +110,3 @@ class RayCluster:
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
         return self
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])

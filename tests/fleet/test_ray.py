@@ -1,5 +1,6 @@
 """A real Ray cluster whose raylets are nodes, a worker that is connected to it, and emulated engines as processes."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -15,12 +16,14 @@ from controlplane.fleet import places, services
 from controlplane.fleet.lifecycle import engine_logs
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import CommandState, Deployment, InstanceCommand, Launcher, Node
-from tests.fleet.test_with_services import redis_url, until  # noqa: F401 (a fixture)
+from tests.fleet import test_with_services
+from tests.fleet.test_with_services import redis_url  # noqa: F401 (a fixture)
 from tests.ray_cluster import RayCluster, ray_python
 from workers.tasks import fleet as tasks
 from workers.tasks.ray import watch_ray
 
 pytestmark = [pytest.mark.services, pytest.mark.django_db(transaction=True)]
+until = functools.partial(test_with_services.until, patience_s=120.0)  # Ray starts a Python process here and there
 S = InstanceState
 ROOT = Path(__file__).parents[2]
 ENGINE = f"""#!{sys.executable}
@@ -57,8 +60,8 @@ def cluster(tmp_path, redis_url):  # noqa: F811
         cluster.stop()
 
 
-@pytest.fixture(params=["address", "client_address"])
-def agent(request, redis_url, cluster, tmp_path, settings):  # noqa: F811
+@pytest.fixture
+def agent(redis_url, cluster, tmp_path, settings):  # noqa: F811
     """The worker on queue `ray`; the test itself has no connection."""
     settings.RAY_ADDRESS = ""
     environment = {
@@ -67,7 +70,7 @@ def agent(request, redis_url, cluster, tmp_path, settings):  # noqa: F811
         "DATABASE_URL": f"sqlite:///{connection.settings_dict['NAME']}",
         "REDIS_URL": redis_url,
         "PILOTHOUSE_STATE_DIR": str(tmp_path / "agent"),
-        "RAY_ADDRESS": getattr(cluster, request.param),
+        "RAY_ADDRESS": cluster.address,
         "PYTHONPATH": str(ROOT),
     }
     command = [ray_python(), "-m", "celery", "-A", "workers.celery", "worker", "--queues", "ray", "--concurrency", "2"]
@@ -113,6 +116,7 @@ def test_ray(agent, cluster, make_instance, region, gpu_type, deployment):
     command.refresh_from_db()
     assert (command.state, one.host, bool(one.process_id)) == (CommandState.DONE, "", True)
     until(lambda: answers(one.url))
+    until(lambda: engine_logs.read(one, 20).lines)  # a first connection to Ray takes longer than a reader waits
     log = engine_logs.read(one, 20)
     assert (log.host, log.lines[0]) == ("alone", "sees 0 rank None of None")
     services.move(one, S.READY, actor="gateway", reason="answers")
@@ -123,7 +127,7 @@ def test_ray(agent, cluster, make_instance, region, gpu_type, deployment):
     services.start(wide, "test", "a large one")
     becomes(wide, S.LOADING)
     until(lambda: answers(wide.url))
-    assert "sees 0 rank 0 of 2" in engine_logs.read(wide, 20).lines
+    until(lambda: "sees 0 rank 0 of 2" in engine_logs.read(wide, 20).lines)
     services.move(wide, S.READY, actor="gateway", reason="answers")
 
     def groups():

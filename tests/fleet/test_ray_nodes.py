@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 from django.core.exceptions import ValidationError
+from django.utils import timezone
 
-from controlplane.alerts.problems import problems
+from controlplane.alerts.problems import read_known
 from controlplane.events.models import Event
 from controlplane.fleet import places, services
 from controlplane.fleet.lifecycle import engine_logs, hosts, ray_nodes
@@ -23,6 +24,10 @@ MACHINE = Machine("1", "gpu-7", "10.0.0.7", True, "us-east", "a100-80gb", gpus=8
 def rays(region, gpu_type):
     assert ray_nodes.report([MACHINE]) == []
     return Node.objects.get(name="gpu-7")
+
+
+def problems():
+    return {(each.subject, each.title) for each in read_known(timezone.now()).problems}
 
 
 def seen(row):
@@ -67,7 +72,7 @@ class TestMembership:
             assert seen(rays) == (False, 8, 0, True, {})
         assert Event.objects.filter(kind="node.lost").count() == 1
         assert not places.keeps(instance)
-        assert ("node gpu-7", "gpu-7 is lost") in {(each.subject, each.title) for each in problems()}
+        assert ("node gpu-7", "gpu-7 is lost") in problems()
         ray_nodes.report([replace(MACHINE, id="2", address="10.0.0.8")])
         assert seen(rays)[0] is True
         assert rays.address == "10.0.0.8"
@@ -85,7 +90,7 @@ class TestMembership:
         assert ray_nodes.note_error("Ray's head at x does not answer")
         rays.refresh_from_db()
         assert (rays.active, rays.ray["error"]) == (True, "Ray's head at x does not answer")
-        assert "Ray does not answer for gpu-7" in {each.title for each in problems()}
+        assert ("node gpu-7", "Ray does not answer for gpu-7") in problems()
         ray_nodes.report([MACHINE])
         assert seen(rays)[3] is False
         assert rays.ray["error"] == ""

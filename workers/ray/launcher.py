@@ -11,6 +11,7 @@ import re
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ NAMESPACE = "pilothouse"
 CONNECT_S = 1.0
 ANSWER_S = 10.0
 STATES_S = 2.0
+POLL_S = 0.05
 ACTOR_S = 60.0  # a first actor waits for a Python process on its machine
 GROUP_S = 10.0
 STOP_S = 30.0  # beyond its grace: engine, workers and their shared memory (`processes.end`)
@@ -67,9 +69,9 @@ class Machine:
 
 def unreachable(address: str) -> str:
     """Return in one sentence why the head at *address* cannot be asked, in a second; "" if it listens."""
-    host, _, port = address.rpartition("//")[2].rpartition(":")
+    host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        return f"RAY_ADDRESS is {address!r}, and not ray://HOST:10001 or HOST:{HEAD_PORT} of Ray's head"
+        return f"RAY_ADDRESS is {address!r}, and not HOST:PORT of Ray's head, such as 10.0.0.1:{HEAD_PORT}"
     try:
         socket.create_connection((host, int(port)), CONNECT_S).close()
     except OSError as error:
@@ -80,8 +82,8 @@ def unreachable(address: str) -> str:
 def connect(address: str) -> Any:
     """Return the module `ray`, connected to the cluster whose head is at *address*. Raises LaunchError.
 
-    The connection stays, since each one is a job in Ray's tables, until the head was away. Without `ray://` Ray ends a
-    process whose head is away for a minute: only a Celery worker's pool process connects, which is replaced.
+    The connection stays, since each one is a job in Ray's tables, until the head was away. Ray ends a process whose head is
+    away for a minute: only a Celery worker's pool process connects, which is replaced.
     """
     try:
         import ray
@@ -102,7 +104,7 @@ def connect(address: str) -> Any:
                     ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
             except Exception as error:  # of many kinds: other versions, no raylet here, a head that has just gone
                 ray.shutdown()
-                raise LaunchError(f"Ray at {address} cannot be used: {_first_line(error)}") from error
+                raise LaunchError(f"Ray at {address} cannot be used: {_in_one_line(error)}") from error
     return ray
 
 
@@ -230,9 +232,11 @@ class RayLauncher:
         for rank, machine in enumerate(chosen):
             gpus = {"num_gpus": share} if machine.resource == "GPU" else {"resources": {machine.resource: share}}
             place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
-            name, lasting = f"{spec.name}.{rank}", {"lifetime": "detached", "get_if_exists": True, "num_cpus": 0}
-            actor = ray.remote(Server).options(name=name, scheduling_strategy=place, **lasting, **gpus)
-            actors.append(actor.remote(name))
+            name = f"{spec.name}.{rank}"
+            kind = ray.remote(Server).options(
+                name=name, lifetime="detached", num_cpus=0, scheduling_strategy=place, **gpus
+            )
+            actors.append(kind.remote(name))
         host = chosen[0].address
         port, meeting = ray.get(actors[0].free_ports.remote(host, 2), timeout=ACTOR_S)
         url = f"http://{host}:{port}"
@@ -248,17 +252,22 @@ class RayLauncher:
     def _stop(self, name: str, grace_s: float) -> None:
         ray = connect(self._address)
         with _answers(name):
-            actors = self._actors(ray, name)
+            actors, group = self._actors(ray, name), None
+            with suppress(ValueError):  # there is none
+                group = ray.util.get_placement_group(
+                    name
+                )  # before its actors end: a start may make another of the name
             ended = [actor.stop.remote(grace_s) for actor in actors]
             for answer in ended:
-                try:
+                with suppress(ray.exceptions.RayActorError):  # lost with its machine
                     ray.get(answer, timeout=grace_s + STOP_S)
-                except ray.exceptions.RayActorError:
-                    continue  # lost with its machine
             for actor in actors:
                 ray.kill(actor)
-            with suppress(ValueError):  # there is none
-                ray.util.remove_placement_group(ray.util.get_placement_group(name))
+            if group is not None:
+                ray.util.remove_placement_group(group)
+            deadline = time.monotonic() + ANSWER_S
+            while actors and self._actors(ray, name) and time.monotonic() < deadline:  # their names are free again
+                time.sleep(POLL_S)
 
     def _actors(self, ray: Any, name: str) -> list[Any]:
         """Return the living actors of *name*, by rank."""
@@ -293,7 +302,7 @@ def _together(ray: Any, answers: Sequence[Any]) -> State:
 
 @contextmanager
 def _answers(subject: str) -> Iterator[None]:
-    """Turn what Ray raises within into a LaunchError about *subject*."""
+    """Raise what Ray raises within as a LaunchError about *subject*."""
     import ray
 
     try:
@@ -305,7 +314,7 @@ def _answers(subject: str) -> Iterator[None]:
     except (ray.exceptions.RayError, ray.exceptions.RpcError, ConnectionError, ValueError, RuntimeError) as error:
         if isinstance(error, ConnectionError):
             _lost.set()
-        raise LaunchError(f"{subject}: Ray answers {_first_line(error)}") from error
+        raise LaunchError(f"{subject}: Ray answers {_in_one_line(error)}") from error
 
 
 def _over_machines(count: int, rank: int, host: str, port: int) -> list[str]:
@@ -347,6 +356,5 @@ def _named(resources: Mapping[str, float], prefix: str) -> str:
     return next((name.removeprefix(prefix) for name in sorted(resources) if name.startswith(prefix)), "")
 
 
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0][:200] if text else type(error).__name__
+def _in_one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
