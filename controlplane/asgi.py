@@ -10,8 +10,6 @@
 """
 
 import asyncio
-import copy
-import dataclasses
 import os
 import re
 import signal
@@ -48,11 +46,11 @@ from controlplane.console.live.feed import feed
 from controlplane.console.urls import websocket_urlpatterns
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.lease import BATCHES
-from controlplane.gateway.admission.limits import Limits
 from controlplane.gateway.admission.validation import PATH_KINDS
 from controlplane.gateway.errors import too_large
 from controlplane.gateway.process import Gateway, end
 from controlplane.gateway.serving.application import PATHS_NOT_SERVED
+from controlplane.listening import Drain
 from controlplane.operations import Application, Operations, Receive, Scope, Send
 from controlplane.planning.execution.loop import ScalingLoop
 
@@ -88,7 +86,7 @@ def create_application(gateway: Gateway) -> Application:
             case "websocket":
                 await websockets(scope, receive, send)
             case "lifespan":
-                await lifespan(gateway, receive, send)
+                await lifespan(gateway, scope, receive, send)
 
     return application
 
@@ -159,9 +157,11 @@ def _of_api_client(scope: Scope, path: str) -> bool:
     )
 
 
-async def lifespan(gateway: Gateway, receive: Receive, send: Send) -> None:
+async def lifespan(gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
     """Start the gateway before the first request; on shutdown let it finish its streams and write its ledger."""
     feeding: list[asyncio.Future[Any]] = []
+    drain = Drain()
+    scope.get("state", {})[Drain.STATE] = drain  # its connections look there
     while True:
         message = await receive()
         if message["type"] == "lifespan.startup":
@@ -175,7 +175,7 @@ async def lifespan(gateway: Gateway, receive: Receive, send: Send) -> None:
                 jobs["applications"] = follow_applications(gateway, gateway.dispatching.dispatcher)
                 jobs["alerts"] = alert_watch_of(gateway).run()
             feeding += [spawn(work, name) for name, work in jobs.items()]
-            on_stop(gateway.step_down)
+            on_stop(gateway.step_down, drain)
             await send({"type": "lifespan.startup.complete"})
         else:
             await end(feeding)
@@ -184,28 +184,40 @@ async def lifespan(gateway: Gateway, receive: Receive, send: Send) -> None:
             return
 
 
-def on_stop(call: Callable[[], None]) -> None:
-    """Have the event loop make *call* when the process is to stop: the server says so only after its streams ended."""
+def on_stop(step_down: Callable[[], None], drain: Drain) -> None:
+    """Have the event loop call *step_down* when the process is to stop: the server says so only after its streams ended.
+
+    SIGTERM begins *drain*, and reaches the server after it; SIGINT, or another SIGTERM, reaches it at once.
+    """
     if threading.current_thread() is not threading.main_thread():
         return
     loop = asyncio.get_running_loop()
+
+    async def drained(stop: Callable[[], object]) -> None:
+        try:
+            await drain.run(settings.DRAIN_S)
+        finally:
+            stop()
+
     for number in (signal.SIGINT, signal.SIGTERM):
         before = signal.getsignal(number)
 
         def handle(number: int, frame: FrameType | None, before: Any = before) -> None:
-            loop.call_soon_threadsafe(call)
-            if callable(before):
-                before(number, frame)
+            stop = partial(before, number, frame) if callable(before) else int
+            loop.call_soon_threadsafe(step_down)
+            if number == signal.SIGTERM and not drain.began:
+                drain.began = True
+                loop.call_soon_threadsafe(lambda: spawn(drained(stop), "drain"))
+            else:
+                stop()
 
         signal.signal(number, handle)
 
 
 def feeder_of(gateway: Gateway) -> Feeder:
-    """What answers batches by *gateway*, outside of its tenants' limits."""
-    completions = copy.copy(gateway.http.completions)
-    completions.admission = dataclasses.replace(completions.admission, limits=Limits())
+    """What answers batches by *gateway*."""
     return Feeder(
-        completions,
+        gateway.http.completions,
         ledger=gateway.ledger,
         owns=partial(gateway.lease.holds, BATCHES),
         job=gateway.jobs.add("feed-batches", TICK_S, "database"),

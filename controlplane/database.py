@@ -1,9 +1,13 @@
-"""What the database cannot do at present: it is read-only, busy or away."""
+"""What the database cannot do at present: it is read-only, busy or away. And a thread for what must not wait for others."""
 
+import asyncio
 from collections.abc import Callable
-from typing import Any, Final
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Final, TypeVar
 
-from django.db import InterfaceError, InternalError, OperationalError, connection
+from channels.db import DatabaseSyncToAsync
+from django.db import InterfaceError, InternalError, OperationalError, connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 ERRORS: Final = (OperationalError, InterfaceError, InternalError)
@@ -11,6 +15,27 @@ ERRORS: Final = (OperationalError, InterfaceError, InternalError)
 READ_ONLY: Final = "The database is read-only at present, so nothing was changed."
 BUSY: Final = "The database is busy, so nothing was changed. Try again."
 AWAY: Final = "The database does not answer, so nothing was changed. Try again."
+
+
+T = TypeVar("T")
+
+
+class OwnThread:
+    """A thread in which long reads and blocked writes of this process's other jobs delay nothing."""
+
+    def __init__(self, name: str, answer_s: float) -> None:
+        self.answer_s = answer_s
+        self._thread = ThreadPoolExecutor(1, name)
+
+    async def __call__(self, work: Callable[..., T], *args: Any) -> T:
+        """Return what *work* does in this thread. Raises what it raises, and TimeoutError after *answer_s*."""
+        async with asyncio.timeout(self.answer_s):
+            return await DatabaseSyncToAsync(work, thread_sensitive=False, executor=self._thread)(*args)
+
+    async def stop(self) -> None:
+        with suppress(Exception):
+            await self(connections.close_all)
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 def outage(error: BaseException) -> str:

@@ -27,6 +27,7 @@ from pydantic_settings import (
 from controlplane.tunable import (
     Port,
     PositiveBytes,
+    Seconds,
     Secrets,
     Texts,
     Tunable,
@@ -94,6 +95,9 @@ class Environment(Tunable, BaseSettings):
     both."""
     DISPATCHER_BIND: str = ""
     """Address on which a dispatcher listens for relays, `tcp://host:port` or `ipc://path`; default is none."""
+    DRAIN_S: Seconds = 300.0
+    """Longest time for which a web process asked to stop (SIGTERM) goes on with its open requests; 0 ends them in the
+    server's own grace, as SIGINT does."""
     EMULATOR_PORT: Port = 8100
     """Port of the emulated fleet that `manage.py up` starts."""
 

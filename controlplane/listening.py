@@ -15,6 +15,9 @@ uvicorn checks every header for illegal characters, 20 us an answer.
 A head that does not end is refused: the parser joins its pieces, and each takes longer than the one before it, so that 50 MB
 of one header, which needs no key, kept the process from everything else for half a minute.
 
+A planned stop loses nothing (`Drain`): every request that reaches the process is answered, and a connection is closed
+between two of them. Sockets that others listen to as well are left to these; a relay has one in `SHARED`, beside its own.
+
 Memory: glibc returns large blocks to the system as they are freed, and the system clears each page of the next one, more
 than a microsecond a page. A body of 300 kB is allocated several times, so that this took as long as all other work on it.
 """
@@ -22,14 +25,24 @@ than a microsecond a page. A body of 300 kB is allocated several times, so that 
 import asyncio
 import ctypes
 import os
+import select
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 import uvloop
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from controlplane.background import spawn
+
 ACCEPTED_PER_ITERATION = 64
+SHARED = "PH_SHARED_SOCKET"
+"""Environment variable with the number of an inherited socket, on which every server of the process listens too."""
+IDLE_S = 5
+"""Time in which the next request of an idle connection may still come, and load balancers learn that a process drains: as
+long as most clients' pools keep a connection."""
+LOOK_S = 0.1
 
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -229,10 +242,76 @@ MAX_HEAD_BYTES = 2**18
 TOO_LONG = b"The request's line and headers are longer than %d bytes." % MAX_HEAD_BYTES
 
 
+class Drain:
+    """A planned stop of a server, found by its connections in the state of its lifespan."""
+
+    STATE = "pilothouse.drain"
+
+    def __init__(self) -> None:
+        self.began = False
+        self.connections: set[Any] = set()  # uvicorn's own
+
+    async def run(self, within_s: float) -> None:
+        """Return once no connection is left, or after *within_s*.
+
+        A connection is closed after the next answer, which says so, or when it has been idle for `IDLE_S`. Sockets that
+        others listen to are left at once; connections to the process's own are accepted for `IDLE_S` more.
+        """
+        loop = asyncio.get_running_loop()
+        began_s, self.began = loop.time(), True
+        for connection in list(self.connections):
+            if isinstance(connection, HttpProtocol):
+                connection.drain()
+            else:
+                connection.shutdown()  # a page's websocket: it connects again, elsewhere
+        servers = loop.servers if isinstance(loop, Loop) else []
+        for each in servers:
+            each.leave_shared()
+        while (passed_s := loop.time() - began_s) < within_s:
+            if passed_s >= IDLE_S:
+                for each in servers:
+                    each.leave_own()
+            if not any(each.listening for each in servers) and not any(
+                isinstance(connection, HttpProtocol) for connection in self.connections
+            ):
+                return
+            await asyncio.sleep(LOOK_S)
+
+
 class HttpProtocol(HttpToolsProtocol):
+    _drain: Drain | None = None
     _direct: Direct | None = None  # of the current answer
     _has_read = False  # a head or a part of a body, with the last piece that came
     _unread_bytes = 0  # since then
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        drain = self._drain = self.app_state.get(Drain.STATE)
+        if drain is not None:
+            drain.connections = self.connections
+            if drain.began:
+                self.drain()
+
+    def drain(self) -> None:
+        """Close the connection after its next answer, or once it is idle: the current answer may have begun without saying
+        so."""
+        self.timeout_keep_alive = IDLE_S
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(IDLE_S, self.timeout_keep_alive_handler)
+        elif not cycle.response_started:
+            cycle.keep_alive = False
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close the idle connection, unless its next request is there: closed before that is read, it would be reset."""
+        if not self.transport.is_closing():
+            unread = select.poll()
+            unread.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
+            if unread.poll(0):
+                self.timeout_keep_alive_task = self.loop.call_later(LOOK_S, self.timeout_keep_alive_handler)
+            else:
+                self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         self._has_read = False
@@ -251,6 +330,8 @@ class HttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._has_read = True
         super().on_headers_complete()
+        if self._drain is not None and self._drain.began and self.cycle is not None:
+            self.cycle.keep_alive = False
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         if cycle.scope["method"] != "HEAD":  # no body follows that the head could be sent with
@@ -286,36 +367,77 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 class Servers:
-    """Several servers on one socket, closed together."""
+    """Several servers of one protocol, closed together, some on *shared* sockets: others listen to these, too."""
 
-    def __init__(self, servers: Sequence[asyncio.Server]) -> None:
-        self._servers = servers
+    def __init__(self, own: Sequence[asyncio.Server], shared: Sequence[asyncio.Server], factory: Any) -> None:
+        self._own, self._shared, self._factory = list(own), list(shared), factory
+        self._all = [*own, *shared]
 
     @property
     def sockets(self) -> Any:
-        return self._servers[0].sockets
+        return self._all[0].sockets
+
+    @property
+    def listening(self) -> bool:
+        return bool(self._own or self._shared)
+
+    def leave_shared(self) -> None:
+        """Leave the accept queues of shared sockets to others."""
+        for server in self._shared:
+            server.close()
+        self._shared = []
+
+    def leave_own(self) -> None:
+        """Accept what is in the accept queues of the own sockets, and close them: the system resets what is left there."""
+        loop = asyncio.get_running_loop()
+        for listener in self._own[0].sockets if self._own else ():
+            with socket.socket(fileno=os.dup(listener.fileno())) as queue, suppress(OSError):  # none is left
+                while True:
+                    connection, _ = queue.accept()
+                    spawn(self._serve(loop, connection), "accept connection")
+        for server in self._own:
+            server.close()
+        self._own = []
+
+    async def _serve(self, loop: asyncio.AbstractEventLoop, connection: socket.socket) -> None:
+        await loop.connect_accepted_socket(self._factory, connection)
 
     def close(self) -> None:
-        for server in self._servers:
+        for server in self._all:
             server.close()
 
     async def wait_closed(self) -> None:
-        for server in self._servers:
+        for server in self._all:
             await server.wait_closed()
 
 
 class Loop(uvloop.Loop):
+    def __init__(self) -> None:
+        super().__init__()
+        self.servers: list[Servers] = []
+
     async def create_server(self, protocol_factory: Any, *arguments: Any, **options: Any) -> Any:
         """Create a server like uvloop's that accepts up to `ACCEPTED_PER_ITERATION` connections per socket and iteration."""
-        first = await super().create_server(protocol_factory, *arguments, **options)
-        servers = [cast(asyncio.Server, first)]  # uvloop's own class has the same methods
+        first = cast(asyncio.Server, await super().create_server(protocol_factory, *arguments, **options))
         also = {name: options[name] for name in ("ssl", "backlog") if name in options}
-        for listener in list(servers[0].sockets):
-            for _ in range(ACCEPTED_PER_ITERATION - 1):
-                again = socket.socket(fileno=os.dup(listener.fileno()))
-                more = await super().create_server(protocol_factory, sock=again, **also)
-                servers.append(cast(asyncio.Server, more))
-        return Servers(servers)
+
+        async def listen(sockets: Sequence[socket.socket], times: int) -> list[asyncio.Server]:
+            servers = []
+            for listener in sockets:
+                for _ in range(times):
+                    again = socket.socket(fileno=os.dup(listener.fileno()))
+                    servers.append(await uvloop.Loop.create_server(self, protocol_factory, sock=again, **also))
+            return cast(list[asyncio.Server], servers)  # uvloop's own class has the same methods
+
+        own = [first, *await listen(list(first.sockets), ACCEPTED_PER_ITERATION - 1)]
+        shared: list[asyncio.Server] = []
+        if options.get("sock") is not None:
+            own, shared = shared, own
+        if number := os.environ.get(SHARED):
+            with socket.socket(fileno=os.dup(int(number))) as inherited:
+                shared += await listen([inherited], ACCEPTED_PER_ITERATION)
+        self.servers.append(Servers(own, shared, protocol_factory))
+        return self.servers[-1]
 
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h

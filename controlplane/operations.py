@@ -15,7 +15,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.process_collector import ProcessCollector
 
 from controlplane import __version__, background
-from controlplane.gateway.monitoring.windows import Latency
+from controlplane.dispatch.monitoring.measures import Measures
+from controlplane.dispatch.monitoring.windows import Latency
+from controlplane.dispatch.process import Dispatching
 from controlplane.gateway.process import Gateway
 from controlplane.jobs.parts import PartState
 from controlplane.jobs.record import JobState
@@ -156,13 +158,27 @@ class GatewayCollector:
         self.gateway = gateway
 
     def collect(self) -> Iterator[Metric]:
-        records, dispatcher = self.gateway.records, self.gateway.dispatching.dispatcher
         yield gauge("info", "Version of this process.", ("version",), [((__version__,), 1)])
-        yield counter("requests", "Requests ended.", (*SERIES, "outcome"), counted(records.totals))
+        if (dispatching := self.gateway.dispatching) is not None:
+            yield from self._requests(dispatching)
+        errors = self.gateway.records.errors
+        yield counter("errors", "Error answers of the gateway.", ("status", "code"), counted(errors))
+        if dispatching is not None:
+            yield from self._endpoints(dispatching)
+            yield from self._service_levels(dispatching)
+            yield from self._relays(dispatching.measures)
+        yield from self._lengths()
+        yield from self._system()
+        yield from self._process()
+
+    @staticmethod
+    def _requests(dispatching: Dispatching) -> Iterator[Metric]:
+        measures, dispatcher = dispatching.measures, dispatching.dispatcher
+        yield counter("requests", "Requests ended.", (*SERIES, "outcome"), counted(measures.totals))
         about = "Requests whose promise was unreachable on arrival."
-        yield counter("unreachable", about, (*SERIES, "decision"), counted(records.at_door))
+        yield counter("unreachable", about, (*SERIES, "decision"), counted(measures.at_door))
         about = "Requests that another model served than they asked for: weighted targets and fallbacks, by rule."
-        yield counter("other_model_requests", about, ("asked", "model", "rule"), counted(records.other_models))
+        yield counter("other_model_requests", about, ("asked", "model", "rule"), counted(measures.other_models))
         adapters = [((was,), dispatcher.adapters.tiers[was]) for was in TIERS]
         yield counter("adapter_requests", "Requests with a LoRA adapter, by where it was.", ("was",), adapters)
         warmed = [((kind,), counts) for kind, counts in dispatcher.prewarming.counts.items()]
@@ -170,21 +186,16 @@ class GatewayCollector:
         yield counter("prewarmed", about, ("kind",), [(kind, each["warmed"]) for kind, each in warmed])
         about = "Those of them that a call used afterwards, by kind."
         yield counter("prewarmed_used", about, ("kind",), [(kind, each["used"]) for kind, each in warmed])
-        yield counter("tokens", "Tokens served.", (*SERIES, "kind"), counted(records.tokens))
+        yield counter("tokens", "Tokens served.", (*SERIES, "kind"), counted(measures.tokens))
         about = (
             "Prompt tokens in prefix caches, where router and instance say so: expected from KV events or an estimate, "
             "reported, and by how much these differ (wrong)."
         )
-        yield counter("cached_prompt_tokens", about, ("model", "by", "kind"), counted(records.cache_tokens))
-        yield counter("errors", "Error answers of the gateway.", ("status", "code"), counted(records.errors))
-        yield from self._endpoints()
-        yield from self._service_levels()
-        yield from self._lengths()
-        yield from self._system()
-        yield from self._process()
+        yield counter("cached_prompt_tokens", about, ("model", "by", "kind"), counted(measures.cache_tokens))
 
-    def _endpoints(self) -> Iterator[Metric]:
-        topology, dispatcher = self.gateway.dispatching.topology, self.gateway.dispatching.dispatcher
+    @staticmethod
+    def _endpoints(dispatching: Dispatching) -> Iterator[Metric]:
+        topology, dispatcher = dispatching.topology, dispatching.dispatcher
         slots = {
             (endpoint.model, endpoint.region): [replica.slot for replica in topology.members(endpoint)]
             for endpoint in topology.own_endpoints
@@ -204,11 +215,13 @@ class GatewayCollector:
         yield gauge("oldest_wait_seconds", "Age of the oldest held.", ENDPOINT, oldest)
         yield gauge("instances_ready", "Instances that take work.", ENDPOINT, ready)
 
-    def _service_levels(self) -> Iterator[Metric]:
+    @staticmethod
+    def _service_levels(dispatching: Dispatching) -> Iterator[Metric]:
         """Yield attainment, what burn rates over any time are computed from, and the latency of the last minute."""
-        records, models = self.gateway.records, self.gateway.dispatching.topology.models
+        measures = dispatching.measures
+        models = sorted({model for model, *_ in measures.totals.copy()})
         of_class = [
-            ((model, one.slo_class), one) for model in models for one in records.service_levels.of(f"model {model}")
+            ((model, one.slo_class), one) for model in models for one in measures.service_levels.of(f"model {model}")
         ]
         labels = ("model", "slo_class")
         yield gauge(
@@ -217,19 +230,38 @@ class GatewayCollector:
         about = "Misses over those that the objective allows."
         yield gauge("slo_burn", about, labels, [(key, one.burn) for key, one in of_class])
         judged = [
-            ((model, name, str(met).lower()), count) for (model, name, met), count in records.judged.copy().items()
+            ((model, name, str(met).lower()), count) for (model, name, met), count in measures.judged.copy().items()
         ]
         yield counter("slo_requests", "Requests judged by their SLO class.", (*labels, "met"), judged)
-        promised = [((name,), ratio) for name, ratio in records.service_levels.objectives.copy().items()]
+        promised = [((name,), ratio) for name, ratio in measures.service_levels.objectives.copy().items()]
         yield gauge("slo_objective_ratio", "Promised share.", ("slo_class",), promised)
         latencies = [
             ((model, what.name.lower(), quantile), None if value is None else value / 1000)
             for model in models
-            if (group := records.windows.known(f"model {model}")) is not None
+            if (group := measures.windows.known(f"model {model}")) is not None
             for what in Latency
-            for quantile, value in zip(QUANTILES, records.windows.percentiles(group, what, PERCENTS), strict=True)
+            for quantile, value in zip(QUANTILES, measures.windows.percentiles(group, what, PERCENTS), strict=True)
         ]
         yield gauge("latency_seconds", "Of requests in the last minute.", ("model", "of", "quantile"), latencies)
+
+    @staticmethod
+    def _relays(measures: Measures) -> Iterator[Metric]:
+        """Yield what every relay reports of itself."""
+        relays = [((one.name,), one) for one, _ in measures.relays]
+        for kind, name, about, field in (
+            (gauge, "active_requests", "Requests that each relay answers.", "active"),
+            (gauge, "streams", "Those of them that get tokens.", "streaming"),
+            (gauge, "draining", "1 if a relay takes no more requests.", "draining"),
+            (gauge, "event_loop_busy_ratio", "Share of its time that a relay's event loop computes.", "busy_ratio"),
+            (gauge, "start_time_seconds", "When each relay was started.", "started_at"),
+            (gauge, "ledger_held_rows", "Ledger rows that a relay has not yet written.", "ledger_held"),
+            (counter, "ledger_written_rows", "Ledger rows that a relay wrote.", "ledger_written"),
+            (counter, "ledger_lost_rows", "Ledger rows that a relay gave up.", "ledger_given_up"),
+            (counter, "ledger_refused_rows", "Ledger rows of a relay that the database refused.", "ledger_refused"),
+        ):
+            yield kind(f"relay_{name}", about, ("relay",), [(key, getattr(one, field)) for key, one in relays])
+        errors = [((*key, str(status), code), count) for key, one in relays for status, code, count in one.errors]
+        yield counter("relay_errors", "Error answers of each relay.", ("relay", "status", "code"), errors)
 
     def _lengths(self) -> Iterator[Metric]:
         service = self.gateway.lengths
@@ -271,7 +303,7 @@ class GatewayCollector:
              gateway.http.completions.load.share),
             (gauge, "lease_held", "1 if this process owns the regions.", gateway.lease.held),
             (gauge, "heartbeat_round_seconds", "Time of the last round of heartbeats.",
-             gateway.dispatching.heartbeats.lag_ms / 1000),
+             gateway.dispatching.heartbeats.lag_ms / 1000 if gateway.dispatching is not None else None),
             (gauge, "ledger_held_rows", "Ledger rows not yet written.", ledger.held),
             (counter, "ledger_written_rows", "Ledger rows written.", ledger.written),
             (counter, "ledger_lost_rows", "Ledger rows given up.", ledger.given_up),

@@ -27,6 +27,7 @@ class Stack:
             "DJANGO_SETTINGS_MODULE": "controlplane.settings",
             "PILOTHOUSE_STATE_DIR": str(folder),
             "PILOTHOUSE_SECRET_KEY": "of-a-test",
+            "PILOTHOUSE_DRAIN_S": "0",
             "DATABASE_URL": database_url,
             "REDIS_URL": redis_url,
             **environment,

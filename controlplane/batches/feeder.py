@@ -158,8 +158,6 @@ class Source:
 
 
 class Feeder:
-    """*completions* have their own limits: a batch takes nothing of its tenant's concurrency."""
-
     def __init__(self, completions: Completions, *, ledger: Ledger, owns: Callable[[], bool], job: Job) -> None:
         self.completions, self.ledger, self.owns, self.job = copy.copy(completions), ledger, owns, job
         self.completions.records = copy.copy(completions.records)
@@ -260,7 +258,7 @@ class Feeder:
             await self._finish(batch, ends_as)
         elif batch.completed + batch.failed >= batch.total and not mine:
             await self._finish(batch, BatchStatus.COMPLETED)
-        elif self.completions.admission.budgets.spent(batch.tenant_id, batch.api_key_id or 0, batch.model):
+        elif self.completions.admission.entries.spent(batch.tenant_id, batch.api_key_id or 0, batch.model):
             await self._pause(batch)
         elif batch.pk not in self._sources:
             if batch.pk not in self._epochs:

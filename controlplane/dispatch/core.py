@@ -276,7 +276,7 @@ class Core:
         request.evictions += left.evicted
         _keep(request, left.kept_tokens)
         self.table.write(request)
-        self.place_again(request, busy=left.failure == port.BUSY)
+        self.place_again(request, busy=left.failure in (port.BUSY, port.NOT_ALLOWED))
 
     def end(self, request: Request, output_tokens: int | None = None) -> None:
         """Forget *request*, wherever it is: every request leaves here. Without *output_tokens* it was not answered."""

@@ -26,7 +26,7 @@ from controlplane.dispatch.port import Bye, FromDispatcher, FromGateway, Hello, 
 logger = logging.getLogger(__name__)
 TICK_S: Final = 0.25
 """Longest silence of an end: an empty frame says that it lives."""
-SILENT_S: Final = 2.0
+SILENT_S: Final = 4.0
 """Silence after which the other end is given up."""
 LINGER_MS: Final = 500
 MAX_RECORDS: Final = 1_000

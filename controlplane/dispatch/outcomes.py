@@ -41,6 +41,8 @@ class Outcomes(Stage):
             return
         topology, now_s = self.topology, self.clock()
         request.failed_at.append(replica)
+        if left.failure == port.NOT_ALLOWED:
+            return
         replica.health.failures += left.failure != port.BUSY
         if left.failure in (port.SILENT, port.CUT):
             replica.reachable = False  # until its next heartbeat

@@ -1,10 +1,13 @@
 """Records between the HTTP side and the decision side, all serializable.
 
-The gateway sends `Asked`, `Open`, `Advanced`, `Prefix`, `Finished`, `Left`, `Backlog` and `RunReport`; the dispatcher
-answers with `Held`, `Queued`, `Rerouted`, `Waiting`, `Admission`, `Placed`, `PrefixWanted`, `Refused`, `Evict` and `Lost`,
-says with `FellBack` that the fallback of its model serves it, asks for adapters with `Warm` and for system prompts with
-`WarmPrefix`, which `PrefixWarmed` answers, and lists the available models in `ServedModels`. A request is identified by its
-*number*, unique over all relays. Moments in `_s` are seconds of the machine's monotonic clock, those in `_at` epoch seconds.
+The gateway sends `Asked`, `Open`, `Advanced`, `Prefix`, `Finished`, `Left`, `Backlog` and `RunReport`, and for figures
+`Arrived`, `Ended` and `RelayFigures`; the dispatcher answers with `Held`, `Queued`, `Rerouted`, `Waiting`, `Admission`,
+`Placed`, `PrefixWanted`, `Refused`, `Evict` and `Lost`, says with `FellBack` that the fallback of its model serves it,
+asks for adapters with `Warm` and for system prompts with `WarmPrefix`, which `PrefixWarmed` answers, and lists the
+available models in `ServedModels`. Of limits and budgets, which the first dispatcher counts for all, the gateway sends
+`Enter`, `Leave` and `LoadWanted`, and is answered with `Entered`, `NotEntered`, `Load` and `Spent`. A request is
+identified by its *number*, unique over all relays. Moments in `_s` are seconds of the machine's monotonic clock, those
+in `_at` epoch seconds.
 """
 
 import math
@@ -25,6 +28,8 @@ ERROR = "error"
 """Failure: the answer was an internal error, or malformed."""
 BUSY = "busy"
 """Failure: the instance reported that it takes no more for a while."""
+NOT_ALLOWED = "not_allowed"
+"""Failure of none: the gateway of the request may not send it to this instance."""
 INSTANCES_BUSY = "instances_busy"
 """Refusal code of a request that an instance refused as busy, when no other can take it."""
 
@@ -138,7 +143,7 @@ class Left(Record, frozen=True):
 
     number: int
     again: bool = False  # place it again, with its first queue key
-    failure: str = ""  # of its instance: SILENT, CUT, DEAD, ERROR, BUSY, or ""
+    failure: str = ""  # of its instance: SILENT, CUT, DEAD, ERROR, BUSY, NOT_ALLOWED, or ""
     reason: str = ""  # in words
     wait_s: float = 1.0  # until a busy instance takes requests again, as it reported
     evicted: bool = False  # as `Evict` asked
@@ -163,6 +168,62 @@ class Open(Record, frozen=True):
         return self.asked.number
 
 
+class Arrived(Record, frozen=True):
+    """What figures count of a request that came, whether it is asked or refused before."""
+
+    model: str
+
+
+class Ended(Record, frozen=True):
+    """What figures count of a request that ended, wherever it did; it follows `Finished` or `Left`.
+
+    Times are milliseconds since its arrival; None: it got no further.
+    """
+
+    model: str  # that served it, as below
+    region: str
+    instance: str
+    slo_class: str
+    asked_class: str  # that it was degraded from; "" for none
+    outcome: str  # done, failed, cancelled or rejected
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int | None  # as its instance reported
+    expected_cached_tokens: int | None  # as its router expected
+    expected_by: str  # KV_EVENTS or ESTIMATE
+    queue_ms: float | None
+    ttft_ms: float | None
+    itl_ms: float | None  # between tokens
+    e2e_ms: float
+    held_ms: float  # until the queue manager released it
+    slo_met: bool | None  # None: nothing was promised, or its tenant ended it
+    objective: float  # share of the requests of its class for which that is promised
+    ttft_target_ms: int | None
+    at_door: str  # what was decided as its promise was unreachable: late, degraded or refused; "" where it was not
+    asked_model: str  # as in `Asked`
+    model_rule: str
+    adapter: str
+
+
+class RelayFigures(Record, frozen=True):
+    """What a relay reports of itself, again and again."""
+
+    relay: int  # number
+    name: str
+    host: str
+    process_id: int
+    started_at: float
+    draining: bool  # it takes no more requests
+    active: int  # requests between arrival and answer
+    streaming: int  # of these, those that get tokens
+    busy_ratio: float  # share of its time that its event loop computes
+    ledger_held: int  # rows not yet written
+    ledger_written: int  # since its start, as the next two
+    ledger_given_up: int
+    ledger_refused: int  # by the database
+    errors: tuple[tuple[int, str, int], ...] = ()  # (status, code, error answers since its start)
+
+
 class PrefixWarmed(Record, frozen=True):
     """The end of what `WarmPrefix` asked for."""
 
@@ -170,6 +231,36 @@ class PrefixWarmed(Record, frozen=True):
     ready_at: float
     prefix: int
     failure: str = ""  # in words; "": it is warm
+
+
+class Enter(Record, frozen=True):
+    """A request that begins, to be counted towards limits and budgets: `Entered` or `NotEntered` is the answer."""
+
+    number: int
+    tenant_id: int
+    key_id: int
+    model: str
+    tokens: int  # of its prompt and predicted output
+    sequences: int  # prompts times `n`
+    max_concurrent: int  # sequences of its tenant
+    tokens_per_minute: int  # of its tenant; 0: not limited
+    rates: bool = True  # whether limits, and budgets by the minute, apply
+    held: bool = False  # the first dispatcher before this one has admitted it: it is counted, and not answered
+
+
+class Leave(Record, frozen=True):
+    """The end of a request that entered, or still waits for that."""
+
+    number: int
+    tokens: int  # used
+    model: str = ""  # that served it, where that is another than entered
+
+
+class LoadWanted(Record, frozen=True):
+    """Asks for the open sequences of a tenant: `Load` is the answer. *number* is of no request."""
+
+    number: int
+    tenant_id: int
 
 
 class Backlog(Record, frozen=True):
@@ -359,6 +450,37 @@ class Lost(Record, frozen=True):
     stopped: bool = False  # an operator has stopped its application run, and the request ends
 
 
+class Entered(Record, frozen=True):
+    """The request is within its limits and budgets."""
+
+    number: int
+    warnings: tuple[str, ...] = ()  # budgets above their soft limit, for a header
+
+
+class NotEntered(Record, frozen=True):
+    """The request exceeds a limit or a budget; nothing of it is counted."""
+
+    number: int
+    status: int  # of HTTP
+    code: str
+    message: str
+    retry_after_s: float | None  # None: a retry makes no sense
+    kind: str = ""  # `type` in OpenAI's error body; "": by the status
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+class Load(Record, frozen=True):
+    number: int
+    sequences: int  # queued or running, of all relays
+
+
+class Spent(Record, frozen=True):
+    """All budgets of dollars that are spent, once a second and when that changes. To all relays."""
+
+    scopes: tuple[tuple[int | None, int | None, str], ...]
+    """(tenant, key, model); None, "": of all."""
+
+
 class Tokenizer(Part, frozen=True):
     """Where prompts are tokenized, for an index of blocks of *block_size* tokens."""
 
@@ -443,9 +565,13 @@ class Bye(Record, frozen=True):
     session: int
 
 
-FromGateway = Asked | Open | Advanced | Prefix | Finished | Left | Backlog | PrefixWarmed | RunReport
+ForAllowances = Enter | Leave | LoadWanted
+OfAllowances = Entered | NotEntered | Load | Spent
+ForFigures = Arrived | Ended | RelayFigures
+ForQueues = Asked | Open | Advanced | Prefix | Finished | Left | Backlog | PrefixWarmed | RunReport
+FromGateway = ForQueues | ForAllowances | ForFigures
 OfRequest = Held | Queued | Rerouted | FellBack | Waiting | Admission | Placed | PrefixWanted | Refused | Evict | Lost
-FromDispatcher = OfRequest | ServedModels | Warm | WarmPrefix
+FromDispatcher = OfRequest | ServedModels | Warm | WarmPrefix | OfAllowances
 FIRST = "shard 1"
 """Role of the owner of the first shard of models, and of what is the whole fleet's."""
 RELAY_BITS = 36

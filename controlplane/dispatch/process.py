@@ -15,12 +15,15 @@ from django.conf import settings
 
 from controlplane.database import ERRORS
 from controlplane.dispatch import port
+from controlplane.dispatch.allowances.allowances import Allowances
+from controlplane.dispatch.allowances.budgets import Budgets, TokensSince
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.lease import Lease
 from controlplane.dispatch.live_fleet import inventory
 from controlplane.dispatch.live_fleet.heartbeats import Heartbeats
 from controlplane.dispatch.live_fleet.kv_caches import KvCaches
 from controlplane.dispatch.live_fleet.topology import Topology
+from controlplane.dispatch.monitoring.measures import Measures
 from controlplane.dispatch.observation import Observation
 from controlplane.dispatch.port import FIRST
 from controlplane.dispatch.queues.commands import LOOK_S, Commands
@@ -34,6 +37,12 @@ from controlplane.tuning.selectors import Values
 from controlplane.tuning.services import report_ignored
 from scheduling.queueing import held_work
 from scheduling.scaling import FLOOR
+
+BUDGETS_S = 1.0
+UNREADY_S = 0.1
+"""Period instead of that while relays wait for an answer."""
+REGISTERING_S = 2.0
+"""Time after a takeover within which relays find the new owner and register."""
 
 
 async def all_of(steps: Iterable[Callable[[], object]]) -> None:
@@ -75,9 +84,11 @@ class Dispatching:
         local: port.Deliver,
         last_heard: Callable[[], Mapping[int, float]],
         session: Callable[[], aiohttp.ClientSession],
+        tokens_since: TokensSince,
     ) -> None:
         self.lease, self.clock = lease, clock
         self.topology = topology = Topology()
+        self.measures = Measures(clock)
         self.relays = Relays(
             clock, number=number, local=local, take=self.take, left=self._relay_left, owns=lambda: self.serving
         )
@@ -110,11 +121,19 @@ class Dispatching:
         )
         self.commands = Commands(
             settings.REDIS_URL,
+            lambda: lease.owner,
             QueueOperations(self.dispatcher),
             self.owns,
             jobs.add("queue-commands", LOOK_S, "redis"),
             Snapshot(self.dispatcher, self.observation, last_heard),
         )
+        self.allowances = Allowances(
+            Budgets(clock, tokens_since),
+            self.relays.deliver,
+            lambda: self.serving.get(port.FIRST, 0) if lease.held else 0,
+            REGISTERING_S if settings.DISPATCHER_BIND else 0.0,
+        )
+        self.budgets_job = jobs.add("refresh-budgets", BUDGETS_S, "database")
         self.tune: Callable[[Values], object] = lambda values: None
         """Gets the settings as they are read."""
         self.ignored_settings: Mapping[tuple[str, str], str] = {}
@@ -136,6 +155,7 @@ class Dispatching:
             self._sweep_on(),
             self._keep_inventory(),
             self.relays.run(),
+            self._as_owner(self._refresh_budgets()),
             self._as_owner(self.heartbeats.run()),
             self.commands.run(),
             self._as_owner(self.scaling.run()),
@@ -157,10 +177,16 @@ class Dispatching:
 
     def take(self, record: port.FromGateway) -> None:
         """Act on a record of any relay."""
-        self.dispatcher.take(record)
+        if isinstance(record, port.ForAllowances):
+            self.allowances.take(record)
+        elif isinstance(record, port.ForFigures):
+            self.measures.take(record)
+        else:
+            self.dispatcher.take(record)
 
     def _relay_left(self, relay: int) -> None:
         """End the requests of a relay that has gone."""
+        self.allowances.forget(relay)
         requests = self.dispatcher.requests
         self.dispatcher.forget([each for number, each in requests.items() if port.relay_of(number) == relay])
 
@@ -185,6 +211,12 @@ class Dispatching:
         self.announced()
 
     # Work that is done again and again
+
+    async def _refresh_budgets(self) -> None:
+        while True:
+            await asyncio.sleep(self.budgets_job.period_s if self.allowances.ready else UNREADY_S)
+            with self.budgets_job:
+                await self.allowances.refresh()
 
     async def _sweep_on(self) -> None:
         while True:

@@ -16,7 +16,7 @@ from controlplane.dispatch.link import SILENT_S, TICK_S, Outbox, Socket, machine
 from controlplane.dispatch.port import relay_of
 
 logger = logging.getLogger(__name__)
-GONE_S: Final = 2 * SILENT_S
+GONE_S: Final = SILENT_S + 2.0
 """Silence after which a relay's requests end: it tries again before that."""
 MAX_PREFIXES: Final = 10_000
 INTERNAL_ERROR = "The request could not be queued because of an internal error."
@@ -102,6 +102,10 @@ class Relays:
         match record:
             case port.ServedModels():
                 self._models = record
+                self.local(record)
+                for peer in self.peers.values():
+                    peer.outbox.add(record)
+            case port.Spent():
                 self.local(record)
                 for peer in self.peers.values():
                     peer.outbox.add(record)

@@ -13,6 +13,9 @@ from pydantic.dataclasses import dataclass
 SUMMARY_KEY = "pilothouse:summary"
 HISTORY_KEY = "pilothouse:history"
 SUMMARY_EXPIRES_S = 15
+PART_KEY = "pilothouse:part:"
+"""Followed by a shard that is not the first: what its owner adds to the summary and to the waiting requests."""
+PART_EXPIRES_S = 3
 HISTORY_EVERY_S = 5.0
 HISTORY_LENGTH = 720  # one hour
 

@@ -26,8 +26,11 @@ HELLO_S: Final = 0.5
 """Period of asking an owner that has not answered."""
 MAX_KEPT: Final = 20_000
 """Records that are kept for the next owner."""
-OF_OPEN = port.Asked | port.Open | port.Advanced | port.Prefix | port.Finished | port.Left
+OF_OPEN = (
+    port.Asked | port.Open | port.Advanced | port.Prefix | port.Finished | port.Left | port.Enter | port.LoadWanted
+)
 """Records that say something of open requests, which are registered with the next owner anyway."""
+NOT_KEPT = OF_OPEN | port.RelayFigures
 MOVES_WITHIN_S: Final = 10.0
 """Time for which requests wait for the next owner of a model that was dealt to another shard."""
 NONE: Final = ""
@@ -124,7 +127,7 @@ class Session:
 
 class Dispatchers:
     """*local* takes records of the shards that this process is *serving* (None: it never does); *opened* lists what is open,
-    and *receive* gets the owners' records. *number* is this relay's.
+    *entered* what that holds of limits and budgets, and *receive* gets the owners' records. *number* is this relay's.
     """
 
     def __init__(
@@ -136,10 +139,12 @@ class Dispatchers:
         number: int,
         receive: port.Deliver,
         opened: Callable[[], Iterable[port.Open]],
+        entered: Callable[[], Iterable[port.FromGateway]],
         clock: Callable[[], float],
     ) -> None:
         self.lease, self.local, self.number = lease, local, number
         self.receive, self.opened, self.clock, self.serving = receive, opened, clock, serving
+        self.entered = entered
         self.machine = machine()
         self.sessions: dict[str, Session] = {}
         """By address."""
@@ -162,9 +167,13 @@ class Dispatchers:
 
     @property
     def reachable(self) -> bool:
-        """Whether requests may wait for an owner: there is one, or the last one could be reached by another process."""
-        others = (owner is not self.local for owner, _ in self.routes.values())
-        return self.lease.held or any(others) or any(state.address for state in self.lease.roles.values())
+        """Whether requests may wait for an owner: it is this process, or one that relays reach."""
+        return self.lease.held or self.linked
+
+    @property
+    def linked(self) -> bool:
+        """Whether relays reach other processes: the owner of a shard, or the last one, which another one follows."""
+        return any(state.address for state in self.lease.roles.values())
 
     @property
     def connected(self) -> bool:
@@ -208,7 +217,7 @@ class Dispatchers:
     def _send(self, role: str, record: port.FromGateway) -> None:
         if (route := self.routes.get(role)) is not None:
             route[1](record)
-        elif not isinstance(record, OF_OPEN):
+        elif not isinstance(record, NOT_KEPT):
             self._kept.append((role, record))
 
     def _advance(self, record: port.Advanced) -> None:
@@ -230,7 +239,7 @@ class Dispatchers:
             self._serve(owner, record)
             return
         if not isinstance(record, port.Warm | port.WarmPrefix):
-            role = self._roles.get(record.number, FIRST)
+            role = FIRST if isinstance(record, port.OfAllowances) else self._roles.get(record.number, FIRST)
             route = self.routes.get(role)
             if route is None or route[0] is not owner:
                 return
@@ -298,6 +307,8 @@ class Dispatchers:
         for opened in self.opened():
             if self._roles.get(opened.number, self._shards.get(opened.asked.model, FIRST)) in gained:
                 self._open(opened)
+        for record in self.entered() if FIRST in gained else ():
+            self._send(FIRST, record)
         kept, self._kept = self._kept, deque(maxlen=MAX_KEPT)
         for role, record in kept:
             self._send(role, record)

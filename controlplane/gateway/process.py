@@ -23,28 +23,30 @@ from controlplane.database import probe_write
 from controlplane.dispatch.lease import BATCHES, RENEW_S, Lease
 from controlplane.dispatch.link import advertised
 from controlplane.dispatch.live_fleet.topology import Topology
+from controlplane.dispatch.monitoring.summary import Publisher, Summary
 from controlplane.dispatch.port import (
     FIRST,
     RELAY_BITS,
     FromDispatcher,
     FromGateway,
+    OfAllowances,
     Placed,
     ServedModels,
     Warm,
     WarmPrefix,
 )
-from controlplane.dispatch.process import Dispatching, Scaling, all_of
+from controlplane.dispatch.process import Dispatching, Scaling
 from controlplane.dispatch.queues.held import HeldView
 from controlplane.dispatch.queues.view import QueuesView
 from controlplane.gateway.admission.admitting import Admitter
-from controlplane.gateway.admission.budgets import Budgets
+from controlplane.gateway.admission.entries import Entries
 from controlplane.gateway.admission.keys import Keys
-from controlplane.gateway.admission.limits import Limits
 from controlplane.gateway.dispatchers import Dispatchers
 from controlplane.gateway.ledger.accounting import Records
 from controlplane.gateway.ledger.writer import Ledger
 from controlplane.gateway.monitoring import tracing
-from controlplane.gateway.monitoring.summary import Publisher, Summary
+from controlplane.gateway.monitoring.figures import REPORT_S, relay_figures
+from controlplane.gateway.selectors import tokens_since
 from controlplane.gateway.serving.application import Application
 from controlplane.gateway.serving.catalog import Catalog
 from controlplane.gateway.serving.completions import Completions
@@ -116,8 +118,6 @@ class Gateway:
         self.number = secrets.randbits(63 - RELAY_BITS)
         """Of this process as a relay."""
         self.keys = Keys()
-        self.limits = Limits()
-        self.budgets = Budgets(loop_clock)
         self.ledger = Ledger(settings.LEDGER_FLUSH_S, Path(settings.STATE_DIR))
         self.ledger.job = jobs.add("flush-ledger", settings.LEDGER_FLUSH_S, "database")
         self.catalog = Catalog()
@@ -128,6 +128,7 @@ class Gateway:
         )
         self.lease.changed = self._owners_changed
         self.requests = OpenRequests(loop_clock, self._send, self.number)
+        self.entries = Entries(self._send, self.requests.next_number)
         self.upstream = Upstream(
             self.requests, connect_s=settings.UPSTREAM_CONNECT_S, silence_s=settings.UPSTREAM_SILENCE_S
         )
@@ -143,6 +144,7 @@ class Gateway:
                 local=self._of_local,
                 last_heard=self.requests.last_heard,
                 session=lambda: self.upstream.session,
+                tokens_since=tokens_since,
             )
         )
         self.dispatchers = Dispatchers(
@@ -152,11 +154,12 @@ class Gateway:
             number=self.number,
             receive=self._handle,
             opened=self.requests.opened,
+            entered=self.entries.opened,
             clock=loop_clock,
         )
         self.upstream.owns = self.dispatchers.may_send
         self.lengths = LengthService(LengthPrior(), jobs)
-        self.records = Records(self.ledger, self.lengths, loop_clock)
+        self.records = Records(self.ledger, self.lengths, loop_clock, self.requests.send)
         self.records.tracing = tracing.start()
         if self.dispatching is None:
             self.values_job = jobs.add("read-settings", settings.FLEET_REFRESH_S, "database")
@@ -168,8 +171,7 @@ class Gateway:
         self.publisher = self._publisher(self.dispatching) if self.dispatching else None
         admission = Admitter(
             words=lambda: self.keys.words,
-            limits=self.limits,
-            budgets=self.budgets,
+            entries=self.entries,
             catalog=self.catalog,
             lengths=self.lengths,
             tokens=self.upstream.tokens,
@@ -192,13 +194,14 @@ class Gateway:
             origins=frozenset(settings.CORS_ORIGINS),
         )
         self.ready = False
+        self.stopping = False
         self._noted_use_s = loop_clock()
         self._tasks: list[asyncio.Task[None]] = []
         self._giving_up: asyncio.Task[None] | None = None
 
     def _publisher(self, dispatching: Dispatching) -> Publisher:
         dispatcher = dispatching.dispatcher
-        sections: dict[str, Callable[[], dict[str, Any]]] = {
+        sections: dict[str, Callable[[], Any]] = {
             "lengths": self.lengths.snapshot,
             "system": self.monitor.report,
             "queues": QueuesView(dispatcher),
@@ -206,11 +209,12 @@ class Gateway:
             "work": dispatcher.holding.waiting_work,
             "outcomes": dispatching.topology.outcomes,
             "prewarmed": dispatcher.prewarming.figures,
+            "relays": dispatching.measures.relay_rows,
         }
         return Publisher(
-            Summary(dispatcher, self.records, self.lease.owner, sections),
+            Summary(dispatcher, dispatching.measures, self.lease.owner, sections),
             job=self.jobs.add("publish-summary", settings.SUMMARY_S, "redis"),
-            owns=self.owns,
+            lease=self.lease,
             refresh=dispatching.refresh_now,
         )
 
@@ -228,6 +232,8 @@ class Gateway:
             self.catalog.update(record)
         elif isinstance(record, WarmPrefix):
             self.upstream.prefixes.warm(record)
+        elif isinstance(record, OfAllowances):
+            self.entries.on_event(record)
         else:
             if isinstance(record, Warm) or (isinstance(record, Placed) and record.adapter):
                 self.upstream.adapters.note(record)
@@ -254,10 +260,6 @@ class Gateway:
         """Return the job that shows whether Redis answers."""
         return self.publisher.job if self.publisher is not None else self.parts.job
 
-    @property
-    def stopping(self) -> bool:
-        return self.http.stopping
-
     # Lifecycle
 
     async def start(self) -> None:
@@ -276,10 +278,12 @@ class Gateway:
         if dispatching is not None:
             await dispatching.read_inventory()
         await self.keys.refresh()
-        await self.budgets.refresh()
+        if dispatching is not None:
+            await dispatching.allowances.refresh()
         work = [
             self._every(self.jobs.add("count-tokens", COUNT_S), self._count),
-            self._every(self.jobs.add("refresh-keys", settings.KEY_CACHE_S, "database"), self._refresh_keys),
+            self._every(self.jobs.add("refresh-keys", settings.KEY_CACHE_S, "database"), self._end_keys),
+            self._every(self.jobs.add("note-key-use", settings.KEY_CACHE_S, "database"), self._note_use),
             self._every(self.monitor.job, self.monitor.read),
             self._every(self.parts.job, self.parts.probe),
             self.dispatchers.run(),
@@ -289,6 +293,8 @@ class Gateway:
         else:
             await self._read_values()
             work.append(self._every(self.values_job, self._read_values))
+        if self.part != "dispatcher":
+            work.append(self._every(self.jobs.add("report-figures", REPORT_S), self._report))
         for each in work:
             self._tasks.append(background.spawn(each, str(getattr(each, "__qualname__", each))))
         # Everything loaded by this point stays: without this, each full collection walks half a million objects (100 ms).
@@ -312,6 +318,7 @@ class Gateway:
         await self.lengths.stop()
         with contextlib.suppress(Exception):
             await self.keys.note_use()
+        await self.keys.stop()
         self.dispatchers.close()
         if self.dispatching is not None:
             await self.dispatching.stop()
@@ -322,11 +329,15 @@ class Gateway:
         gc.unfreeze()
 
     def step_down(self) -> None:
-        """Give up what this process owns before anything else of a planned stop: another decides while streams end here."""
-        if not self.http.stopping:
-            self.http.stopping = True
+        """Give up what this process owns before anything else of a planned stop: another decides while streams end here.
+
+        Where other processes decide, this one answers what still reaches it, and what waits goes on waiting in their queues.
+        """
+        if not self.stopping:
+            self.stopping = True
             self._giving_up = background.spawn(self.lease.give_up(), "give up ownership")
-            if not self.dispatchers.reachable:
+            if not self.dispatchers.linked:
+                self.http.stopping = True
                 self.requests.stand_by()
 
     @staticmethod
@@ -344,15 +355,17 @@ class Gateway:
         if self.dispatching is not None:
             self.dispatching.pump()
 
+    async def _report(self) -> None:
+        name, started_at = self.lease.owner, self.monitor.started_at
+        self._send(relay_figures(name, self.number, started_at, self.http, self.ledger, draining=self.stopping))
+
     async def _read_values(self) -> None:
         self.lengths.tune(await database_sync_to_async(tuning.read)())
 
-    async def _refresh_keys(self) -> None:
-        """Read keys and budgets again, and write when keys were used."""
-        await all_of((self._end_keys, self.budgets.refresh, self._note_use))
-
     async def _end_keys(self) -> None:
-        self.requests.end_keys(await self.keys.refresh(self.requests.key_ids()))
+        ended = await self.keys.refresh(self.requests.key_ids() | self.entries.key_ids())
+        self.requests.end_keys(ended)
+        self.entries.end_keys(ended)
 
     async def _note_use(self) -> None:
         if self.clock() - self._noted_use_s >= NOTE_USE_S:

@@ -13,7 +13,6 @@ import orjson
 from msgspec import Struct, structs, to_builtins
 
 from controlplane.dispatch import port
-from controlplane.gateway.admission.budgets import BudgetHold
 from controlplane.gateway.admission.keys import Grant, SloTerms
 from controlplane.gateway.admission.validation import Call
 from controlplane.gateway.errors import ApiError
@@ -88,7 +87,7 @@ class Progress(Struct, eq=False, kw_only=True):
     session: str = ""  # "" for none
     trace_context: tuple[tuple[str, str], ...] = ()  # headers for the instance
     span: Span | None = None  # None: it is not traced
-    held: BudgetHold | None = None  # of its budgets; None: it was not admitted
+    budget_warnings: tuple[str, ...] = ()  # budgets above their soft limit
 
     state: RequestState = RequestState.ACCEPTED
     region: str = ""  # where it waits or runs
@@ -315,8 +314,8 @@ class Progress(Struct, eq=False, kw_only=True):
 
     def wait_headers(self) -> list[tuple[bytes, bytes]]:
         """Return headers for the tenant: which other model serves it, and its wait, as estimated on arrival."""
-        asked, warnings = self.asked, self.held.warnings if self.held is not None else ()
-        headers = [(b"x-budget-warning", each.encode("ascii", "replace")) for each in warnings]
+        asked = self.asked
+        headers = [(b"x-budget-warning", each.encode("ascii", "replace")) for each in self.budget_warnings]
         if asked.asked_model:
             headers += [(b"x-served-model", self.call.model.encode()), (b"x-model-rule", asked.model_rule.encode())]
         if self.queue_position is None:

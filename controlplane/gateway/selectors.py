@@ -21,6 +21,13 @@ OWN_REGION = Case(When(own_region="", then=F("region")), default=F("own_region")
 """Region of the caller of a ledger row, or of the callers of a minute row."""
 
 
+def tokens_since(since: datetime, tenant_id: int | None, key_id: int | None, model: str) -> int:
+    """Return the tokens of requests that arrived since then, of a tenant, key and model (None, "": of all)."""
+    names = {"tenant_id": tenant_id, "api_key_id": key_id, "model": model}
+    rows = narrowed(LedgerRow.objects.all(), arrived_at__gte=since, **names)
+    return rows.aggregate(sum=Sum(F("prompt_tokens") + F("output_tokens")))["sum"] or 0
+
+
 def fleet_usage(since: datetime, until: datetime, limit: int, **names: str) -> Iterator[dict[str, Any]]:
     """Yield the fleet's minute rows in [since, until), oldest first, at most *limit*; *names*: model, region, class."""
     rows = narrowed(MinuteRow.objects.all(), minute__gte=since, minute__lt=until, **names).order_by(*SERIES)

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from textwrap import shorten
 
@@ -21,10 +22,11 @@ PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
-def _end_with_parent() -> None:
-    """Have the kernel ask this process to end when the thread that started it (the supervisor's main one) is gone."""
+def _end_with_parent(number: int) -> None:
+    """Have the kernel send signal *number* to this process when the thread that started it (the supervisor's main one) is
+    gone."""
     if _LIBC is not None:
-        _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        _LIBC.prctl(PR_SET_PDEATHSIG, number)
 
 
 def kill_marked(mark: str) -> None:
@@ -49,10 +51,12 @@ class Child:
         output: asyncio.StreamReader,
         pipe: asyncio.ReadTransport,
         on_line: Callable[[str], None],
+        stop_signal: int,
     ) -> None:
         self._process, self._output, self._pipe, self._on_line = process, output, pipe, on_line
         self.last_line = ""
-        self._asked = False
+        self._stop_signal = stop_signal
+        self._asked: set[int] = set()
         self._ended = spawn(self._follow(), "follow child")
 
     @classmethod
@@ -63,8 +67,11 @@ class Child:
         environment: Mapping[str, str],
         on_line: Callable[[str], None],
         standard_input: bytes = b"",
+        stop_signal: int = signal.SIGTERM,
+        sockets: Sequence[int] = (),
     ) -> "Child":
-        """Start *argv*; *standard_input* is given to it at once. Raises OSError if it cannot be started."""
+        """Start *argv* with the file descriptors *sockets*; *standard_input* is given to it at once. *stop_signal* is what
+        ends it. Raises OSError if it cannot be started."""
         # A pipe of our own: asyncio's would put off the end of the child until everybody who inherited it has closed it.
         reading, writing = os.pipe()
         output = asyncio.StreamReader()
@@ -79,14 +86,15 @@ class Child:
                 stdout=writing,
                 stderr=writing,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
+                pass_fds=sockets,
+                preexec_fn=partial(_end_with_parent, stop_signal),
             )
         except BaseException:
             pipe.close()
             raise
         finally:
             os.close(writing)
-        child = cls(process, output, pipe, on_line)
+        child = cls(process, output, pipe, on_line, stop_signal)
         if process.stdin is not None:
             process.stdin.write(standard_input)
             process.stdin.close()
@@ -121,21 +129,22 @@ class Child:
             return self.end
         return f"{self.end}; last line: {shorten(self.last_line, LAST_LINE_CHARS, placeholder='…')}"
 
-    def ask(self) -> None:
-        """Ask the process to end, once; how it ends its own children is its own affair."""
-        if not self._asked:
-            self._asked = True
+    def ask(self, number: int | None = None) -> None:
+        """Ask the process to end, once by each signal; how it ends its own children is its own affair."""
+        number = number or self._stop_signal
+        if number not in self._asked:
+            self._asked.add(number)
             with contextlib.suppress(ProcessLookupError):
-                self._process.terminate()
+                self._process.send_signal(number)
 
     def kill(self) -> None:
         """Kill it and everything in its session's group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):  # the number may be another user's by now
             os.killpg(self._process.pid, signal.SIGKILL)
 
-    async def stop(self, within_s: float) -> bool:
+    async def stop(self, within_s: float, number: int | None = None) -> bool:
         """Ask it to end, kill it after *within_s*. Returns whether asking was enough."""
-        self.ask()
+        self.ask(number)
         obeyed = await self.ends_within(within_s)
         if not obeyed:
             self.kill()

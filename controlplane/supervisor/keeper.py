@@ -1,6 +1,7 @@
 """Keeps parts alive: starts them, waits until they are ready, starts them again when they die, stops them in order."""
 
 import asyncio
+import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,6 +16,7 @@ PROBE_LIMIT_S = 10.0
 FIRST_BACK_OFF_S = 0.5
 MAX_BACK_OFF_S = 30.0
 MAX_PATIENCE_S = 300.0
+LEAVES_S = 1.0  # within which a part that is asked to drain has left its sockets, and given up what it owns
 SETTLED_S = 60.0  # a part that lived this long has its back-off reset
 
 
@@ -32,6 +34,10 @@ class Part:
     time gets no better by starting it over). It is back when *on_restart* is done; if that fails, it is started once more.
     A part with *stop_early* takes long to end and nothing needs it meanwhile: it is asked at the very beginning of the
     stop, and waited for in its place. The output of a *quiet* part is shown only when it fails, by its last line.
+    *sockets* are file descriptors that it inherits.
+
+    *stop_signal* ends it when all of the stack ends. A restart asks by SIGTERM, and gives it *drain_within_s*; one that
+    *overlaps* ends what it has begun while the next one starts.
     """
 
     name: str
@@ -45,6 +51,10 @@ class Part:
     max_back_off_s: float = MAX_BACK_OFF_S
     stop_early: bool = False
     quiet: bool = False
+    sockets: Sequence[int] = ()
+    stop_signal: int = signal.SIGTERM
+    drain_within_s: float = 30.0
+    overlaps: bool = False
     on_restart: Callable[[], Awaitable[None]] | None = None
 
 
@@ -75,7 +85,8 @@ class Keeper:
         self._publish = publish
         self._children: dict[str, tuple[Part, Child]] = {}
         self._status: dict[str, PartStatus] = {}
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._draining: list[tuple[Part, Child]] = []
 
     async def start(self, part: Part) -> None:
         """Start *part*, wait until it is ready, then keep it. Raises PartError, in one line, if it does not come up."""
@@ -83,7 +94,52 @@ class Keeper:
         self._set_status(part, "starting", "")
         text = await self._bring_up(part, part.ready_within_s)
         self.screen.started(part.name, text, time.monotonic() - began)
-        self._tasks.append(spawn(self._keep(part), "keep part"))
+        self._tasks[part.name] = spawn(self._keep(part), "keep part")
+
+    async def restart(self, name: str) -> None:
+        """Have part *name* drain, and start it again. Raises PartError if it does not come up; then that is tried again, as
+        when it dies."""
+        began = time.monotonic()
+        self._tasks.pop(name).cancel()
+        part, child = self._children[name]
+        self._drain(name)
+        if not await child.ends_within(LEAVES_S) and not part.overlaps:
+            await child.wait()
+        self._set_status(part, "starting", "")
+        failure, text = None, ""
+        try:
+            text = await self._bring_up(part, part.ready_within_s)
+        except PartError as error:
+            failure = error
+            if (started := self._children[name][1]) is not child:
+                started.kill()
+        self._tasks[name] = spawn(self._keep(part), "keep part")
+        if failure is not None:
+            raise failure
+        self.screen.started(name, text, time.monotonic() - began)
+
+    def end(self, name: str) -> None:
+        """Have part *name* drain, if it was started, and keep it no longer."""
+        if task := self._tasks.pop(name, None):
+            task.cancel()
+        if name in self._children:
+            self._drain(name)
+            del self._children[name], self._status[name]
+
+    async def drained(self) -> None:
+        """Wait for all that drain."""
+        await asyncio.gather(*(child.wait() for _, child in self._draining))
+
+    def _drain(self, name: str) -> None:
+        part, child = self._children[name]
+
+        async def drain() -> None:
+            if not await child.stop(part.drain_within_s, signal.SIGTERM):
+                self.screen.trouble(f"{name} did not end within {part.drain_within_s:g} s and was killed")
+            self._draining.remove((part, child))
+
+        self._draining.append((part, child))
+        spawn(drain(), "drain part")
 
     def process_id(self, name: str) -> int:
         return self._children[name][1].process_id
@@ -101,15 +157,18 @@ class Keeper:
 
     async def stop(self, stages: Sequence[Sequence[str]]) -> list[str]:
         """Stop what no stage names, then stage by stage, then whatever is left. Returns those that had to be killed."""
-        for task in self._tasks:
+        for task in self._tasks.values():
             task.cancel()
         killed: list[str] = []
         for part, child in self._children.values():
             if part.stop_early:
                 child.ask()
         named = {name for stage in stages for name in stage}
-        for stage in [[name for name in self._children if name not in named], *stages]:
-            running = [self._children[name] for name in stage if name in self._children]
+        others = [*self._draining, *(one for name, one in self._children.items() if name not in named)]
+        for running in [
+            others,
+            *([self._children[name] for name in stage if name in self._children] for stage in stages),
+        ]:
             obeyed = await asyncio.gather(*(child.stop(part.stop_within_s) for part, child in running))
             killed += [part.name for (part, _), well in zip(running, obeyed, strict=True) if not well]
         kill_marked(self.mark)
@@ -117,7 +176,7 @@ class Keeper:
 
     def kill(self) -> None:
         """Kill everything at once, after a second Ctrl-C."""
-        for _, child in self._children.values():
+        for _, child in (*self._children.values(), *self._draining):
             child.kill()
 
     async def _spawn(self, part: Part, on_line: Callable[[str], None] | None = None) -> Child:
@@ -129,6 +188,8 @@ class Keeper:
                 environment={**self.environment, **part.environment, **own},
                 on_line=on_line or (lambda line: None if part.quiet else self.screen.line(part.name, line)),
                 standard_input=part.standard_input,
+                stop_signal=part.stop_signal,
+                sockets=part.sockets,
             )
         except OSError as error:
             raise PartError(f"{part.name} cannot be started: {part.argv[0]}: {error.strerror}") from error

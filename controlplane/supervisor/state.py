@@ -20,6 +20,8 @@ REDIS_URL_FILE = "redis_url"
 URL_FILE = "url"
 PARTS_FILE = "parts.json"
 LOCK_FILE = "up.lock"
+RESTART_FILE = "restart"
+"""How the last restart ended: empty, or why not."""
 
 
 def state_dir(base_dir: Path) -> Path:
@@ -54,6 +56,16 @@ def keep_secret_key(base_dir: Path) -> None:
 
 class FolderHeldError(RuntimeError):
     """Another supervisor runs in this state folder; the text says which and how to stop it."""
+
+
+def holder(folder: Path) -> int | None:
+    """Return the process that holds *folder*; None if there is none."""
+    with contextlib.suppress(OSError), open(folder / LOCK_FILE) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return int(file.read().split(",")[0].removeprefix("process "))
+    return None
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from django.utils import timezone
 
 from controlplane.accounts.models import Budget, BudgetKind
 from controlplane.batches.budgets import waiting_lines
-from controlplane.gateway.admission.budgets import ALERT_EVERY, month_of
+from controlplane.dispatch.allowances.budgets import ALERT_EVERY, month_of
 from controlplane.usage.models import UsageHour, UsageMark
 
 PRICED_OVER = timedelta(days=7)

@@ -3,10 +3,11 @@
 Times are seconds after that moment: those of the past are negative.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from scheduling.queueing.promises import Calibration
 from scheduling.queueing.waits.correction import Correction
@@ -112,6 +113,9 @@ class RequestState(Struct, kw_only=True, forbid_unknown_fields=True):
     """Whether the fallback of its model may still serve it."""
     true_output: int | None = None
     """Output tokens, if the request has ended since."""
+
+
+R = TypeVar("R", bound=RequestState)
 
 
 class WaitState(NamedTuple):
@@ -278,3 +282,72 @@ class FleetState(Struct, forbid_unknown_fields=True):
     def requests(self) -> list[RequestState]:
         """Return the requests that run, wait or are held."""
         return [*self.running, *self.waiting, *self.held]
+
+
+def joined(states: Sequence[FleetState]) -> FleetState:
+    """Return the states of parts of a fleet, which have no instance or endpoint in common, as that of the whole.
+
+    Only the first part with request groups keeps them: in the whole, what is grouped in others joins groups anew. What is of
+    one moment for all is as in the first part.
+    """
+    whole = structs.replace(states[0])
+    for part in states[1:]:
+        instances, prompts = len(whole.instances), len(whole.prompts)
+
+        def moved(request: R, by: int = prompts) -> R:
+            return structs.replace(request, prompt=None if request.prompt is None else request.prompt + by)
+
+        running = [structs.replace(moved(one), instance=one.instance + instances) for one in part.running]
+        endpoints = [
+            structs.replace(one, cursor=None if one.cursor is None else one.cursor + instances)
+            for one in part.endpoints
+        ]
+        own = sum(not one.spot for one in whole.endpoints)
+        theirs = [[each for each in endpoints if each.spot == spot] for spot in (False, True)]
+        groups = whole.groups
+        if groups is not None:
+            after = [each + len(theirs[0]) * (each >= own) for each in range(len(whole.endpoints))]
+            groups = structs.replace(
+                groups, groups=[structs.replace(one, endpoint=after[one.endpoint]) for one in groups.groups]
+            )
+        elif part.groups is not None:
+            of_own = [not one.spot for one in part.endpoints]
+            places = [
+                own + sum(of_own[:at]) if is_own else len(whole.endpoints) + sum(of_own) + at - sum(of_own[:at])
+                for at, is_own in enumerate(of_own)
+            ]
+            groups = structs.replace(
+                part.groups,
+                groups=[
+                    structs.replace(
+                        one,
+                        endpoint=places[one.endpoint],
+                        instance=None if one.instance is None else one.instance + instances,
+                        members=[each + len(whole.waiting) for each in one.members],
+                    )
+                    for one in part.groups.groups
+                ],
+            )
+        whole = structs.replace(
+            whole,
+            instances=[*whole.instances, *part.instances],
+            running=sorted([*whole.running, *running], key=lambda one: one.placed_s),
+            waiting=[*whole.waiting, *map(moved, part.waiting)],
+            endpoints=[*whole.endpoints[:own], *theirs[0], *whole.endpoints[own:], *theirs[1]],
+            groups=groups,
+            lengths=whole.lengths | part.lengths,
+            held=sorted([*whole.held, *map(moved, part.held)], key=lambda one: one.arrival_s),
+            backlogs=[*whole.backlogs, *part.backlogs],
+            memory=whole.memory | part.memory,
+            prompts=[
+                *whole.prompts,
+                *(
+                    structs.replace(
+                        one, holders=[each._replace(instance=each.instance + instances) for each in one.holders]
+                    )
+                    for one in part.prompts
+                ),
+            ],
+            ended=[*whole.ended, *part.ended],
+        )
+    return whole

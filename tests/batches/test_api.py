@@ -462,7 +462,7 @@ async def test_a_batch_pauses_while_a_budget_of_dollars_is_spent(served, client)
     served.backends[0].script.hold = asyncio.Event()
     batch = await run(client, input_of(30))
     await until(lambda: served.backends[0].running >= 4)
-    budgets = served.gateway.http.completions.admission.budgets
+    budgets = served.gateway.dispatching.allowances
     budget = await database_sync_to_async(spend_all)(batch.id)
     await budgets.refresh()
     await asyncio.sleep(0.5)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 import orjson
 
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
+from controlplane.dispatch.monitoring.summary import waiting_requests
 from controlplane.dispatch.port import Asked
 from controlplane.dispatch.snapshot import Snapshot
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.gateway.monitoring.summary import waiting_requests
 from controlplane.gateway.process import Gateway
 from controlplane.planning.execution.loop import ScalingLoop
 from scheduling.applications.demand_graph import ServiceRate

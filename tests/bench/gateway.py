@@ -44,6 +44,7 @@ def free_port() -> int:
 @contextmanager
 def process(arguments: list[str], port: int, environment: dict[str, str], wait_s: float = 60.0):
     """Run a server until it listens on *port*; stop it at the end."""
+    environment = {"PILOTHOUSE_DRAIN_S": "0"} | environment
     child = subprocess.Popen(arguments, cwd=ROOT, env=os.environ | environment, stdout=subprocess.DEVNULL)
     try:
         deadline_s = time.monotonic() + wait_s

@@ -6,7 +6,7 @@ import time
 import tracemalloc
 from typing import Any
 
-from controlplane.gateway.monitoring.windows import Count, Latency, Windows
+from controlplane.dispatch.monitoring.windows import Count, Latency, Windows
 
 SECONDS = 70
 

@@ -1,4 +1,4 @@
-"""A stand-in for the gateway: summaries and history as `gateway.monitoring.summary` publishes them, with loads that move."""
+"""A stand-in for the gateway: summaries and history, as `dispatch.monitoring.summary` publishes them, of moving loads."""
 
 import json
 import math

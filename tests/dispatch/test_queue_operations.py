@@ -11,7 +11,7 @@ from controlplane.dispatch.snapshot import Snapshot
 from controlplane.dispatch.wire import GROUP_COLUMNS
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.jobs.record import Job
-from scheduling.fleet.state import FleetState
+from scheduling.fleet.state import FleetState, Holder, PromptState, joined
 from tests.dispatch.test_reordering import Served
 
 
@@ -92,7 +92,7 @@ def test_a_group_that_left_is_refused_in_words(served):
 
 def commands(served, snapshot=None):
     operations, job = QueueOperations(served.dispatcher), Job("j", "gateway", 1.0)
-    return Commands("redis://127.0.0.1:1/0", operations, lambda: True, job, snapshot)
+    return Commands("redis://127.0.0.1:1/0", lambda: "", operations, lambda: True, job, snapshot)
 
 
 def test_a_command_is_answered_or_refused_in_words(served):
@@ -123,3 +123,39 @@ def test_another_process_reads_the_state_for_a_fork(served):
     assert [(len(one.members), one.pinned) for one in seen.groups.groups] == [(4, True), (2, False), (3, False)]
     assert {one.arrival_s for one in (*seen.running, *seen.waiting)} == {-5.0}
     assert (seen.instances[0].iteration_s, seen.endpoints[0].ordering) == (-0.125, "qlm")
+
+
+@pytest.mark.parametrize("grouped", [0, 1])
+def test_states_of_shards_are_that_of_the_whole_fleet(served, grouped):
+    """Whatever refers to an instance, an endpoint or a waiting request by its index refers to the same one."""
+    other = Served("fcfs", instances=(1, 2))
+    for number in range(5):
+        other.ask(60.0, output=10 * number + 10)
+    parts = []
+    for each, name in ((served, "m"), (other, "n")):
+        dispatcher = each.dispatcher
+        observation = Observation(
+            dispatcher.topology, dispatcher.queue.count, dispatcher.outlook, dispatcher.clock, wall_clock=lambda: 0.0
+        )
+        state = Snapshot(dispatcher, observation, dict, wall_clock=lambda: 0.0)()
+        for one in (*state.instances, *state.endpoints, *state.requests):
+            one.model = name
+        parts.append(state)
+    if grouped == 1:
+        parts.reverse()
+    parts[1].prompts = [PromptState(b"", 16, holders=[Holder(0, 16, 0)])]
+    parts[1].running[0].prompt = 0
+    parts[0].prompts = [PromptState(b"x", 16)]
+    whole = joined(parts)
+    for field in ("instances", "running", "waiting", "endpoints", "held"):
+        assert len(getattr(whole, field)) == sum(len(getattr(one, field)) for one in parts)
+    assert all(whole.instances[one.instance].model == one.model for one in whole.running)
+    assert [one.arrival_s for one in whole.running] == sorted(one.arrival_s for one in whole.running)
+    assert [one.model for one in whole.requests if one.prompt is not None and one.prompt == 1] == [
+        parts[1].endpoints[0].model
+    ]
+    assert [whole.instances[each.instance].model for each in whole.prompts[1].holders] == [parts[1].endpoints[0].model]
+    assert len(whole.groups.groups) == 3
+    for group in whole.groups.groups:
+        assert whole.endpoints[group.endpoint].model == whole.instances[group.instance].model == "m"
+        assert {whole.waiting[each].model for each in group.members} == {"m"}

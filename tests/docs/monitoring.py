@@ -39,6 +39,7 @@ GROUPS = {
     ),
     "Output lengths": ("pilothouse_length_",),
     "Jobs and parts": ("pilothouse_job_", "pilothouse_part_", "pilothouse_dead_tasks"),
+    "Relays": ("pilothouse_relay_",),
     "Ledger and process": ("pilothouse_ledger_", "pilothouse_event_loop_", "pilothouse_info", "process_"),
 }
 """Rows of the dashboard: beginnings of the names of their metrics."""

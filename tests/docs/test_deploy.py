@@ -28,7 +28,8 @@ SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 ITEMS: list[dict[str, Any]] = yaml.safe_load((FOLDER / "kubernetes.yaml").read_text())["items"]
 PODS = {item["metadata"]["name"]: item["spec"]["template"] for item in ITEMS if "template" in item.get("spec", {})}
 CONTAINERS = {name: pod["spec"]["containers"][0] for name, pod in PODS.items()}
-OURS = ("prepare", "web", "celery", "beat")
+OURS = {"prepare": "prepare", "relay": "web", "dispatcher": "web", "celery": "celery", "beat": "beat"}
+"""Pods, with the services of `compose.yaml` that are the same program."""
 VARIABLES = {env.variable_of(name) for name in env.Environment.model_fields}
 
 
@@ -66,21 +67,17 @@ def test_what_they_refer_to_is_there():
 
 def test_both_run_the_same_with_variables_that_exist():
     (config,) = [item["data"] for item in ITEMS if item["kind"] == "ConfigMap"]
-    for name in OURS:
+    for name, service in OURS.items():
         there = {variable["name"] for variable in CONTAINERS[name]["env"]} | set(config)
-        assert there <= VARIABLES
-        assert set(SERVICES[name]["environment"]) <= VARIABLES
-        without = [
-            [word for word in command if not word.startswith("--timeout-graceful-shutdown=")]
-            for command in (SERVICES[name]["command"], CONTAINERS[name]["command"])
-        ]
-        assert without[0] == without[1]
+        assert there - {"POD_IP"} <= VARIABLES
+        assert set(SERVICES[service]["environment"]) <= VARIABLES
+        assert SERVICES[service]["command"] == CONTAINERS[name]["command"]
     queues = {settings.CELERY_TASK_DEFAULT_QUEUE, *(route["queue"] for route in settings.CELERY_TASK_ROUTES.values())}
     assert f"--queues={','.join(sorted(queues))}" in SERVICES["celery"]["command"]
 
 
 def test_probes_and_options_name_what_there_is():
-    web = CONTAINERS["web"]
+    web = CONTAINERS["relay"]
     paths = {probe: web[f"{probe}Probe"]["httpGet"]["path"] for probe in ("startup", "liveness", "readiness")}
     assert set(paths.values()) <= Operations.paths
     assert paths["readiness"] == "/readyz"
@@ -91,14 +88,14 @@ def test_probes_and_options_name_what_there_is():
 
 
 def test_streams_end_before_their_process_is_killed():
-    def streams_s(command):
-        (word,) = [word for word in command if word.startswith("--timeout-graceful-shutdown=")]
-        return int(word.rpartition("=")[2])
-
-    kubernetes_s = PODS["web"]["spec"]["terminationGracePeriodSeconds"]
-    compose_s = int(SERVICES["web"]["stop_grace_period"].rstrip("s"))
-    for given_s, command in ((kubernetes_s, CONTAINERS["web"]["command"]), (compose_s, SERVICES["web"]["command"])):
-        assert given_s >= streams_s(command) + 10, "the ledger is written after them"
+    relay = CONTAINERS["relay"]
+    *_, waits_s = relay["lifecycle"]["preStop"]["exec"]["command"]
+    drain_s, compose_s = env.Environment.model_fields["DRAIN_S"].default, SERVICES["web"]["environment"]
+    (grace_s,) = [word.split("=")[1] for word in relay["command"] if word.startswith("--timeout-graceful-shutdown=")]
+    kubernetes = PODS["relay"]["spec"]["terminationGracePeriodSeconds"], int(waits_s) + drain_s
+    compose = int(SERVICES["web"]["stop_grace_period"].rstrip("s")), compose_s["PILOTHOUSE_DRAIN_S"]
+    for given_s, streams_s in (kubernetes, compose):
+        assert given_s >= streams_s + int(grace_s) + 10, "the ledger is written after them"
 
 
 @pytest.mark.services

@@ -47,7 +47,7 @@ class QueueGateway(threading.Thread):
     async def _serve(self) -> None:
         operations = QueueOperations(self.served.dispatcher)
         job = Job("queue-commands", "gateway", 1.0)
-        commands = Commands(self.redis_url, operations, lambda: True, job, snapshot=_no_snapshot)
+        commands = Commands(self.redis_url, lambda: "", operations, lambda: True, job, snapshot=_no_snapshot)
         taking = asyncio.create_task(commands.run())
         view, began_s = QueuesView(self.served.dispatcher), time.monotonic()
         while not self._over.is_set():

@@ -52,7 +52,7 @@ async def nothing_is_left(served, caplog) -> None:
     """Assert that no slot is taken, no load is noted, and no exception was logged."""
     gateway = served.gateway
     (row, *_) = await served.rows()
-    await until(lambda: not gateway.limits.sequences(row.tenant_id))
+    await until(lambda: not gateway.dispatching.allowances.limits.sequences(row.tenant_id))
     assert gateway.dispatching.topology.fleet.running.sum() == 0
     assert not gateway.dispatching.dispatcher.requests
     assert not gateway.requests._open
@@ -513,9 +513,9 @@ async def test_an_sdk_sees_an_error_of_a_stream_of_responses(served, begun):
 
 STEPS_THAT_RAISE = [
     "requests.submit", "requests.leave", "requests.finished", "requests.began", "requests.headers_received",
-    "requests.place_again", "records.close", "records._measure", "records.lengths.prior.learn",
+    "requests.place_again", "records.close", "dispatching.measures.take", "records.send", "records.lengths.prior.learn",
     "records.ledger.add", "upstream.carry", "upstream.connections.get", "upstream.connections.put_back",
-    "upstream._streamed", "requests.placed", "completions.admission.enter",
+    "upstream._streamed", "requests.placed", "completions.admission.entries.enter",
 ]  # fmt: skip
 
 
@@ -529,7 +529,7 @@ async def test_a_slot_is_given_back_whatever_raises(served, monkeypatch, streame
                 async with await served.chat(stream=streamed) as response:
                     await response.read()
                 await until(lambda: served.gateway.http.active == 0)
-                assert [use.sequences for use in served.gateway.limits._use.values()] == [0]
+                assert [use.sequences for use in served.gateway.dispatching.allowances.limits._use.values()] == [0]
                 if step == "upstream.carry":
                     assert response.status == 500
                     row = (await served.rows())[-1]

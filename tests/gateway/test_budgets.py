@@ -1,232 +1,15 @@
-"""Budgets of requests: exact whatever happens to a request, across restarts, and over HTTP."""
+"""Budgets of requests over HTTP."""
 
 import asyncio
-from datetime import UTC, datetime, timedelta
-from zoneinfo import ZoneInfo
+from datetime import UTC, datetime
 
-import hypothesis.strategies as st
-import pytest
 from asgiref.sync import sync_to_async
-from hypothesis import settings as hypothesis_settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from controlplane.accounts.models import ApiKey, Budget, BudgetKind, Tenant
+from controlplane.accounts.models import Budget, BudgetKind, Tenant
 from controlplane.events.models import Event
-from controlplane.gateway.admission.budgets import Budgets, BudgetTerms, next_month_of
-from controlplane.gateway.errors import ApiError
-from controlplane.gateway.models import LedgerRow
-from controlplane.usage.budgets import count_budgets
-from controlplane.usage.models import UsageHour, UsageMark
 from tests.gateway.conftest import until
 
-AT_S = datetime(2026, 5, 10, tzinfo=UTC).timestamp()
-USD, TOKENS, REQUESTS = BudgetKind.USD, BudgetKind.TOKENS, BudgetKind.REQUESTS
-
-
-class Clock:
-    def __init__(self):
-        self.now_s = 1000.0
-
-    def __call__(self):
-        return self.now_s
-
-    def wall(self):
-        return AT_S + self.now_s
-
-
-def budgets_of(*terms):
-    clock = Clock()
-    budgets = Budgets(clock, clock.wall)
-    budgets.apply(list(terms))
-    return budgets, clock
-
-
-def terms(pk=1, kind=TOKENS, **more):
-    return BudgetTerms(pk, kind, "acme", "its limit", **{"tenant_id": 1, "hard": 100.0} | more)
-
-
-class Requests(RuleBasedStateMachine):
-    """Requests come, end, fail and are cancelled in any order; a plain list says what must count."""
-
-    @initialize(
-        requests=st.integers(1, 6),
-        tokens=st.integers(20, 200),
-        usd=st.floats(0.5, 3.0),
-    )
-    def start(self, requests, tokens, usd):
-        self.limits = {REQUESTS: requests, TOKENS: tokens, USD: usd}
-        self.budgets, self.clock = budgets_of(
-            terms(1, REQUESTS, hard=requests),
-            terms(2, TOKENS, hard=tokens),
-            terms(3, USD, hard=usd, usd_per_token=0.01),
-            terms(4, TOKENS, hard=1.0, tenant_id=2),  # another tenant's
-        )
-        self.open, self.log = [], []  # log: [second, requests, tokens] of what was admitted
-        self.usd = 0.0
-
-    def counted(self):
-        first = int(self.clock.now_s) - 60
-        recent = [each for each in self.log if each[0] >= first]
-        return sum(each[1] for each in recent), sum(each[2] for each in recent)
-
-    @rule(tokens=st.integers(1, 80))
-    def enter(self, tokens):
-        requests, used = self.counted()
-        usd = self.usd + sum(0.01 * each[1] for each in self.open)
-        fits = requests + 1 <= self.limits[REQUESTS]
-        fits = fits and (used + tokens <= self.limits[TOKENS] or used <= 0) and usd < self.limits[USD]
-        if not fits:
-            with pytest.raises(ApiError):
-                self.budgets.enter(1, 7, "m", tokens)
-            return
-        entry = [int(self.clock.now_s), 1, tokens]
-        self.open.append((self.budgets.enter(1, 7, "m", tokens), tokens, entry))
-        self.log.append(entry)
-
-    @rule(at=st.integers(0, 30), tokens=st.integers(0, 120), twice=st.booleans())
-    def end(self, at, tokens, twice):
-        """It finishes, fails (with fewer tokens) or its caller leaves (perhaps with none)."""
-        if self.open:
-            admission, _, entry = self.open.pop(at % len(self.open))
-            admission.settle(tokens)
-            if twice:
-                admission.settle(99)
-                admission.cancel()
-            entry[2] = tokens
-            self.usd += 0.01 * tokens
-
-    @rule(at=st.integers(0, 30))
-    def refused_by_another_limit(self, at):
-        if self.open:
-            admission, _, entry = self.open.pop(at % len(self.open))
-            admission.cancel()
-            entry[1] = entry[2] = 0
-
-    @rule(seconds=st.sampled_from([0.3, 5.0, 59.0, 61.0]))
-    def time_passes(self, seconds):
-        self.clock.now_s += seconds
-
-    @rule()
-    def rows_are_read_again(self):
-        self.budgets.apply([use.terms for use in self.budgets.uses.values()])
-
-    @invariant()
-    def exactly_what_was_used_counts(self):
-        now_s, wall_s = self.clock.now_s, self.clock.wall()
-        uses = self.budgets.uses
-        requests, tokens = self.counted()
-        assert uses[1].used(now_s, wall_s) == pytest.approx(requests)
-        assert uses[2].used(now_s, wall_s) == pytest.approx(tokens)
-        reserved = sum(0.01 * each[1] for each in self.open)
-        assert uses[3].reserved_usd == pytest.approx(reserved)
-        assert uses[3].used(now_s, wall_s) == pytest.approx(self.usd + reserved)
-        assert uses[4].used(now_s, wall_s) == 0.0
-
-
-TestRequests = Requests.TestCase
-TestRequests.settings = hypothesis_settings(max_examples=40, stateful_step_count=30, deadline=None)
-
-
-@pytest.mark.parametrize(
-    ("scope", "counts"),
-    [
-        ({"tenant_id": 1}, True),
-        ({"tenant_id": 2}, False),
-        ({"tenant_id": 1, "key_id": 7}, True),
-        ({"tenant_id": 1, "key_id": 8}, False),
-        ({"tenant_id": None, "model": "m"}, True),
-        ({"tenant_id": 1, "model": "n"}, False),
-    ],
-)
-def test_a_request_counts_towards_the_budgets_of_its_tenant_key_and_model(scope, counts):
-    budgets, _ = budgets_of(terms(**scope))
-    budgets.enter(1, 7, "m", 40)
-    assert budgets.uses[1].used(1000.0, AT_S) == (40.0 if counts else 0.0)
-
-
-def test_a_refusal_says_when_it_fits_again():
-    budgets, clock = budgets_of(terms(hard=100.0))
-    budgets.enter(1, 7, "m", 60)
-    clock.now_s += 10
-    budgets.enter(1, 7, "m", 40)
-    with pytest.raises(ApiError) as refused:
-        budgets.enter(1, 7, "m", 50)
-    error = refused.value
-    assert (error.code, error.retry_after_s) == ("rate_limit_exceeded", 51.0)
-    assert (b"x-budget", b"acme: its limit") in error.headers()
-    clock.now_s += error.retry_after_s
-    budgets.enter(1, 7, "m", 50)
-
-
-def test_a_request_larger_than_a_minute_is_admitted_alone():
-    budgets, _ = budgets_of(terms(hard=100.0))
-    budgets.enter(1, 7, "m", 500)
-    with pytest.raises(ApiError):
-        budgets.enter(1, 7, "m", 1)
-
-
-def test_dollars_stop_until_the_next_month_and_say_so():
-    budgets, clock = budgets_of(terms(kind=USD, hard=4.0, spent_usd=4.0, spent_until_s=AT_S))
-    with pytest.raises(ApiError) as refused:
-        budgets.enter(1, 7, "m", 1)
-    headers = dict(refused.value.headers())
-    assert (refused.value.code, headers[b"x-should-retry"]) == ("budget_spent", b"false")
-    assert int(headers[b"retry-after"]) == pytest.approx(next_month_of(AT_S, UTC).timestamp() - clock.wall(), abs=1)
-    assert budgets.spent(1, 7, "m").pk == 1
-    clock.now_s += int(headers[b"retry-after"])
-    budgets.enter(1, 7, "m", 1)
-    assert budgets.spent(1, 7, "m") is None
-
-
-@pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/New_York", "Asia/Kathmandu", "UTC"])
-def test_a_month_ends_at_midnight_of_the_tenants_zone(zone):
-    """D27: what was spent until 23:00 on 30 September there counts; at midnight nothing does, and a refusal names both."""
-    zone = ZoneInfo(zone)
-    october = datetime(2026, 10, 1, tzinfo=zone).timestamp()
-    row = terms(kind=USD, hard=1.0, spent_usd=1.5, spent_until_s=october - 3600, zone=zone)
-    for at_s, spent in ((october - 1, True), (october + 1, False)):
-        budgets = Budgets(lambda: 1000.0, lambda at_s=at_s: at_s)
-        budgets.apply([row])
-        assert (budgets.spent(1, 7, "m") is not None) == spent
-        if not spent:
-            budgets.enter(1, 7, "m", 40)
-            continue
-        with pytest.raises(ApiError, match=rf"begins again on 2026-10-01 00:00 \({zone}\)") as refused:
-            budgets.enter(1, 7, "m", 40)
-        assert dict(refused.value.extra_headers)[b"retry-after"] == b"1"
-
-
-@pytest.mark.django_db
-def test_a_budget_counts_the_month_of_its_tenants_zone():
-    from tests.gateway.rows import make_rows
-
-    make_rows([], regions=[], max_num_seqs=1, queue_bound=1)
-    Tenant.objects.update(time_zone="Asia/Kolkata")
-    tenant = Tenant.objects.get()
-    begin = datetime(2026, 10, 1, tzinfo=ZoneInfo("Asia/Kolkata"))
-    for quarter, usd in ((-1, 50.0), (0, 2.0), (1, 1.0)):
-        at = begin + quarter * timedelta(minutes=15)
-        UsageHour.objects.create(hour=at, tenant=tenant, model="m", charged_usd=usd, prompt_tokens=1)
-    UsageMark.objects.create(counted_until=begin + timedelta(hours=1))
-    budget = Budget.objects.create(tenant=tenant, kind=USD, hard=5)
-    count_budgets(begin + timedelta(hours=1))
-    budget.refresh_from_db()
-    assert budget.spent_usd == 3.0
-    assert budget.amount == "$5.00 a month (Asia/Kolkata)"
-
-
-def test_what_usage_has_counted_is_not_counted_twice():
-    row = terms(kind=USD, hard=9.0, usd_per_token=0.01, spent_until_s=AT_S)
-    budgets, clock = budgets_of(row)
-    budgets.enter(1, 7, "m", 50).settle(100)
-    assert budgets.uses[1].used(clock.now_s, clock.wall()) == pytest.approx(1.0)
-    clock.now_s += 60
-    counted = terms(kind=USD, hard=9.0, usd_per_token=0.01, spent_usd=0.8, spent_until_s=clock.wall())
-    budgets.apply([counted])
-    assert budgets.uses[1].used(clock.now_s, clock.wall()) == pytest.approx(0.8)
-
-
-# With rows
+USD, REQUESTS = BudgetKind.USD, BudgetKind.REQUESTS
 
 
 @sync_to_async
@@ -241,7 +24,7 @@ def events_of(kind):
 
 async def test_over_http_a_soft_limit_warns_and_a_hard_one_refuses(served):
     budget = await give_budget(kind=REQUESTS, soft=0, hard=1)
-    await served.gateway.budgets.refresh()
+    await served.gateway.dispatching.allowances.refresh()
     async with await served.chat() as response:
         assert response.status == 200
         assert response.headers["x-budget-warning"] == "acme: 1.00 of 1 requests a minute"
@@ -249,12 +32,12 @@ async def test_over_http_a_soft_limit_warns_and_a_hard_one_refuses(served):
         assert response.status == 429
         assert (await response.json())["error"]["code"] == "rate_limit_exceeded"
         assert response.headers["x-budget"] == "acme: 1 requests a minute"
-    await served.gateway.budgets.refresh()
+    await served.gateway.dispatching.allowances.refresh()
     await budget.arefresh_from_db()
     assert budget.stopped_at
     assert len(await events_of("budget.reached")) == 1
     await budget.adelete()
-    await served.gateway.budgets.refresh()
+    await served.gateway.dispatching.allowances.refresh()
     async with await served.chat() as response:
         assert response.status == 200
     assert {row.error_code for row in await served.rows()} == {"", "rate_limit_exceeded"}
@@ -263,8 +46,8 @@ async def test_over_http_a_soft_limit_warns_and_a_hard_one_refuses(served):
 async def test_a_cancelled_and_a_failed_request_release_what_they_reserved(served, monkeypatch):
     await give_budget(kind=USD, hard=100)
     await Budget.objects.aupdate(usd_per_token=0.5, spent_until=datetime.now(UTC))
-    await served.gateway.budgets.refresh()
-    (use,) = served.gateway.budgets.uses.values()
+    await served.gateway.dispatching.allowances.refresh()
+    (use,) = served.gateway.dispatching.allowances.budgets.uses.values()
     served.backends[0].script.hold = asyncio.Event()
     task = asyncio.create_task(served.chat(max_tokens=50, ignore_eos=True))
     await until(lambda: served.backends[0].running == 1)
@@ -279,34 +62,3 @@ async def test_a_cancelled_and_a_failed_request_release_what_they_reserved(serve
     async with await served.chat() as response:
         assert response.status == 500
     assert use.reserved_usd == 0
-
-
-@pytest.mark.django_db
-def test_a_months_dollars_survive_a_restart(django_user_model, db):
-    from tests.gateway.rows import make_rows
-
-    make_rows([], regions=[], max_num_seqs=1, queue_bound=1)
-    tenant, key = Tenant.objects.get(), ApiKey.objects.get()
-    now = datetime.now(UTC)
-    hour = now.replace(minute=0, second=0, microsecond=0)
-    common = {"tenant": tenant, "api_key": key, "model": "m", "slo_class": "interactive"}
-    UsageHour.objects.create(hour=hour, **common, prompt_tokens=600, output_tokens=400, charged_usd=2.0)
-    UsageHour.objects.create(hour=hour - timedelta(days=40), **common, prompt_tokens=1, charged_usd=50.0)
-    UsageHour.objects.create(hour=hour, model="m", cost_usd=70.0)  # idle
-    UsageMark.objects.create(counted_until=now)
-    Budget.objects.create(tenant=tenant, model="m", kind=USD, hard=5)
-    Budget.objects.create(tenant=tenant, api_key=key, model="other", kind=USD, hard=5)
-    count_budgets(now)
-    LedgerRow.objects.create(
-        request_id="r", arrived_at=now + timedelta(seconds=1), tenant=tenant, api_key=key, model="m",
-        slo_class="interactive", streamed=False, outcome="done", status_code=200, prompt_tokens=300, output_tokens=200,
-    )  # fmt: skip
-    from controlplane.gateway.admission import budgets as module
-
-    rows, ended = module._load({})
-    budgets = Budgets(Clock())
-    budgets.apply(rows)
-    for pk, usd in ended.items():
-        budgets.uses[pk].end(now.timestamp(), usd)
-    used = {use.terms.model: use.used(0.0, now.timestamp()) for use in budgets.uses.values()}
-    assert used == {"m": pytest.approx(3.0), "other": 0.0}

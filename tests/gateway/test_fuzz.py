@@ -297,7 +297,7 @@ async def test_whatever_comes_is_answered_and_nothing_of_it_is_left(fuzzed, case
     assert seen["rows"][other] == 1
     assert seen["rows"][name] == 1 or (not instance.asked[name] and not seen["rows"][name])
     await until(lambda: not gateway.http.active)
-    assert [use.sequences for use in gateway.limits._use.values()] == [0]
+    assert [use.sequences for use in gateway.dispatching.allowances.limits._use.values()] == [0]
     assert gateway.dispatching.topology.fleet.running.sum() == 0
     assert not gateway.dispatching.dispatcher.requests
     assert not gateway.requests._open

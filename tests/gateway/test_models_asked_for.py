@@ -38,7 +38,7 @@ async def two(served):
 async def set_up(served, change):
     await database_sync_to_async(change)()
     await served.gateway.keys.refresh()
-    await served.gateway.budgets.refresh()
+    await served.gateway.dispatching.allowances.refresh()
     await served.gateway.dispatching.read_inventory()
 
 
@@ -107,7 +107,7 @@ async def test_conversations_are_shared_by_weight_and_stay_with_their_target(two
         "why": f"chat has weighted targets; this conversation is served by {first}.",
     } | {name: row.trace[0][name] for name in ("length",) if name in row.trace[0]}  # fmt: skip
     counts = {(name, name, "weights"): 2 * count for name, count in served.items()}
-    assert two.gateway.records.other_models == {("chat", *key[1:]): count for key, count in counts.items()}
+    assert two.gateway.dispatching.measures.other_models == {("chat", *key[1:]): count for key, count in counts.items()}
     compared = await database_sync_to_async(comparisons)(timezone.now())
     assert {one.target: one.requests for one in compared} == {name: 2 * count for name, count in served.items()}
 
@@ -157,7 +157,7 @@ async def test_a_model_without_an_instance_that_serves_falls_back(two):
         1,
     )
     assert row.trace[0]["why"] == "Served by n, the fallback of m: no instance of that takes it now."
-    (use,) = two.gateway.budgets.uses.values()
+    (use,) = two.gateway.dispatching.allowances.budgets.uses.values()
     assert use.used(two.gateway.clock(), 0.0) == 1  # counted where it was served
     assert two.gateway.dispatching.topology.endpoint("m", "east").demand  # so that an instance is started for it
     await set_up(two, lambda: ApiKey.objects.update(allowed_models=["m"]))

@@ -16,10 +16,10 @@ async def test_health_and_version_without_a_key(served):
                 assert response.status == 200, (method, path)
     async with served.http.get(f"{served.url}/version") as response:
         assert (await response.json())["version"]
-    served.gateway.http.stopping = True
+    served.gateway.stopping = True
     async with served.http.get(f"{served.url}/health") as response:
         assert response.status == 503
-    served.gateway.http.stopping = False
+    served.gateway.stopping = False
 
 
 MISSING = [

@@ -11,8 +11,8 @@ from django.db.models import Sum
 from django.utils import timezone
 
 from controlplane.accounts.models import Budget, BudgetKind, Tenant
+from controlplane.dispatch.allowances.limits import Limits
 from controlplane.fleet.models import Instance
-from controlplane.gateway.admission.limits import Limits
 from controlplane.usage.budgets import count_budgets
 from controlplane.usage.counting import count_usage
 from controlplane.usage.models import InstanceHour, UsageHour
@@ -106,7 +106,7 @@ async def busy(served, ask):
 async def refused_by_a_limit(served, ask):
     await Tenant.objects.aupdate(tokens_per_minute=1)
     served.gateway.keys._grants.clear()
-    served.gateway.limits._use[(await Tenant.objects.aget()).pk] = SimpleNamespace(
+    served.gateway.dispatching.allowances.limits._use[(await Tenant.objects.aget()).pk] = SimpleNamespace(
         sequences=0, tokens=0.0, refilled_s=asyncio.get_running_loop().time()
     )
     assert await ask() == 429
@@ -130,8 +130,8 @@ async def test_ledger_usage_budgets_and_limits_agree(served, happens, how):
         now = timezone.now()
         await Budget.objects.acreate(tenant=tenant, kind=kind, hard=1e6, usd_per_token=0.5, spent_until=now)
     served.gateway.keys._grants.clear()
-    served.gateway.http.completions.admission.limits = served.gateway.limits = limits = Limits()
-    await served.gateway.budgets.refresh()
+    served.gateway.dispatching.allowances.limits = limits = Limits()
+    await served.gateway.dispatching.allowances.refresh()
 
     async def ask() -> int:
         async with await served.chat(stream=how == "streamed", ignore_eos=True, max_tokens=500) as response:
@@ -147,8 +147,11 @@ async def test_ledger_usage_budgets_and_limits_agree(served, happens, how):
     tokens = row.prompt_tokens + row.output_tokens
     assert (tokens > 0) == (happens in WORKED)
 
-    uses = {use.terms.kind: use for use in served.gateway.budgets.uses.values()}
-    clock, wall = served.gateway.budgets.clock, served.gateway.budgets.wall_clock
+    uses = {use.terms.kind: use for use in served.gateway.dispatching.allowances.budgets.uses.values()}
+    clock, wall = (
+        served.gateway.dispatching.allowances.budgets.clock,
+        served.gateway.dispatching.allowances.budgets.wall_clock,
+    )
     assert uses[BudgetKind.TOKENS].used(clock(), wall()) == tokens
     assert uses[BudgetKind.USD].used(clock(), wall()) == pytest.approx(0.5 * tokens)
     assert limits.sequences(tenant.pk) == 0

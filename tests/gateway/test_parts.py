@@ -12,72 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controlplane.dispatch.monitoring.windows import Count, Latency, Windows
 from controlplane.dispatch.port import Asked
-from controlplane.gateway.admission import limits as limits_module
-from controlplane.gateway.admission.limits import Limits, LoopLoad, Pace
-from controlplane.gateway.errors import ApiError
+from controlplane.gateway.admission import pace
+from controlplane.gateway.admission.pace import LoopLoad, Pace
 from controlplane.gateway.ledger.entry import Row
 from controlplane.gateway.ledger.writer import minute_sums
-from controlplane.gateway.monitoring.windows import Count, Latency, Windows
 from controlplane.gateway.progress import MOVES, IllegalMove, Progress, RequestState
 from controlplane.gateway.upstream.bodies import upstream_priority
 from scheduling.queueing.ordering import ORDERINGS, queue_key
 from tests.gateway.rows import ledger_row
-
-
-class TestLimits:
-    def enter(self, limits: Limits, now_s: float, tokens: int = 100, **changes) -> None:
-        terms = {"max_concurrent": 2, "tokens_per_minute": 600} | changes
-        limits.enter(1, now_s, tokens=tokens, **terms)
-
-    def test_concurrency(self):
-        limits = Limits()
-        self.enter(limits, 0)
-        self.enter(limits, 0)
-        with pytest.raises(ApiError) as refused:
-            self.enter(limits, 0)
-        assert (refused.value.status, refused.value.code) == (429, "concurrency_limit_exceeded")
-        limits.leave(1, tokens_per_minute=600, predicted=100, used=100)
-        self.enter(limits, 0)
-
-    @pytest.mark.parametrize(
-        ("open_ones", "asks", "enters"),
-        [([], 1, True), ([], 500, True), ([1], 4, False), ([1], 3, True), ([2, 1], 2, False), ([500], 1, False)],
-    )
-    def test_sequences_count_and_what_exceeds_the_whole_limit_is_alone(self, open_ones, asks, enters):
-        limits = Limits()
-        for sequences in open_ones:
-            self.enter(limits, 0, tokens=1, max_concurrent=4, sequences=sequences)
-        if enters:
-            self.enter(limits, 0, tokens=1, max_concurrent=4, sequences=asks)
-            assert limits.sequences(1) == sum(open_ones) + asks
-        else:
-            with pytest.raises(ApiError, match=f"{sum(open_ones)} sequences .* {asks} of this request .* limit of 4"):
-                self.enter(limits, 0, tokens=1, max_concurrent=4, sequences=asks)
-        for sequences in open_ones:
-            limits.leave(1, tokens_per_minute=600, predicted=1, used=1, sequences=sequences)
-        assert limits.sequences(1) == (asks if enters else 0)
-
-    def test_the_bucket_refills_evenly_and_says_when(self):
-        limits = Limits()
-        self.enter(limits, 0, tokens=600, max_concurrent=9)
-        with pytest.raises(ApiError) as refused:
-            self.enter(limits, 5, tokens=100, max_concurrent=9)
-        assert refused.value.retry_after_s == pytest.approx(5.0)  # 50 of 100 tokens are there; 10 come each second
-        self.enter(limits, 10, tokens=100, max_concurrent=9)
-
-    def test_overpredicted_tokens_are_returned(self):
-        limits = Limits()
-        self.enter(limits, 0, tokens=600)
-        limits.leave(1, tokens_per_minute=600, predicted=600, used=100)
-        self.enter(limits, 0, tokens=500)
-
-    def test_a_refused_request_is_not_counted(self):
-        limits = Limits()
-        self.enter(limits, 0, tokens=600)
-        with pytest.raises(ApiError):
-            self.enter(limits, 0, tokens=1)
-        assert limits.sequences(1) == 1
 
 
 class TestStates:
@@ -235,7 +179,7 @@ def test_the_load_of_the_loop_follows_the_time_that_it_computes(monkeypatch):
     """A tenth of a second of hard work is forgotten, two seconds of it are not; nor does it stay busy."""
     clock = SimpleNamespace(now_s=100.0, computed_s=7.0)
     fake = SimpleNamespace(monotonic=lambda: clock.now_s, thread_time=lambda: clock.computed_s)
-    monkeypatch.setattr(limits_module, "time", fake)
+    monkeypatch.setattr(pace, "time", fake)
     load = LoopLoad()
     load.tick()
     assert load.share == 0.0

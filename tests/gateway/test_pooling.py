@@ -225,12 +225,12 @@ async def test_prompt_tokens_alone_count_towards_limits(emulated):  # noqa: F811
     second, said = await call(emulated, "/v1/embeddings", input=["abcd" * 90] * 2)
     tokens, _ = await call(emulated, "/tokenize", prompt="abcd" * 400)
     assert (first, second, said["error"]["code"], tokens) == (200, 429, "rate_limit_exceeded", 200)
-    assert emulated.gateway.limits.sequences(1) == 0
+    assert emulated.gateway.dispatching.allowances.limits.sequences(1) == 0
 
 
 async def test_a_budget_of_tokens_counts_prompts(emulated):  # noqa: F811
     await database_sync_to_async(Budget.objects.create)(kind=BudgetKind.TOKENS, hard=60)
-    await emulated.gateway.budgets.refresh()
+    await emulated.gateway.dispatching.allowances.refresh()
     statuses = [(await call(emulated, "/v1/embeddings", input="abcd" * 25))[0] for _ in range(3)]
     assert statuses == [200, 200, 429]
 

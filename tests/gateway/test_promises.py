@@ -43,7 +43,7 @@ async def set_class(served, name, **values):
 
 
 def counted(served):
-    return {key[2:]: count for key, count in served.gateway.records.at_door.items()}
+    return {key[2:]: count for key, count in served.gateway.dispatching.measures.at_door.items()}
 
 
 async def test_an_unreachable_request_is_refused_with_its_wait_and_the_earliest_moment(busy):

@@ -2,16 +2,23 @@
 whatever happens to the owner of the queues."""
 
 import asyncio
+import os
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import aiohttp
+import orjson
 import pytest
 from channels.db import database_sync_to_async
 from django.conf import settings
+from prometheus_client import generate_latest
 
+from controlplane.accounts.models import Budget, BudgetKind, Tenant
 from controlplane.dispatch import lease as leases
+from controlplane.dispatch.monitoring.measures import RELAY_SILENT_S
+from controlplane.dispatch.monitoring.windows import Count
 from controlplane.fleet.models import Model
 from controlplane.gateway.process import Gateway
+from controlplane.operations import Operations
 from controlplane.planning.execution.loop import ScalingLoop
 from tests.gateway.backend import Backend
 from tests.gateway.conftest import ServedGateway, do_once, serving, until
@@ -73,6 +80,13 @@ async def test_models_are_dealt_to_two_dispatchers_and_moved_between_them(fleet)
         lambda: first.dispatching.topology.models.keys() == {"m"} and len(relay.gateway.dispatchers.routes) == 2
     )
     assert other.dispatching.topology.models.keys() == {"n"}
+    ready = [one.dispatching.topology.fleet.accepting for one in (first, other)]
+    await until(lambda: [each.sum() for each in ready] == [2, 1])
+    whole = first.publisher.summary.snapshot([orjson.loads(orjson.dumps(other.publisher.summary.part()))])
+    assert whole["models"].keys() == {"m", "n"}
+    assert whole["instances"]["name"] == ["m-0", "m-1", "n-0"]
+    assert [whole["fleet"][name] for name in ("instances", "instances_ready")] == [3, 3]
+    assert whole.keys() == first.publisher.summary.snapshot().keys()
     slowly(fleet)
     asked = [asyncio.create_task(relay.chat(model=model, stream=True)) for model in "mn" * 6]
     requests = [one.dispatching.dispatcher.requests for one in (first, other)]
@@ -87,6 +101,50 @@ async def test_models_are_dealt_to_two_dispatchers_and_moved_between_them(fleet)
         assert (await response.text()).count('"content"') >= 40
     await until(lambda: not any(requests))
     assert [len(each.bodies) for each in fleet.backends] == [3, 3, 6], "each was given to one instance once"
+    counted = first.dispatching.measures
+    await until(lambda: counted.totals.total() == 12)
+    assert {model: count for (model, *_), count in counted.totals.items()} == {"m": 6, "n": 6}
+    assert [arrivals(counted, model) for model in "mn"] == [6, 6]
+    assert not other.dispatching.measures.totals
+
+
+def arrivals(measures, model):
+    """Return the arrivals for *model* of the last minutes."""
+    windows = measures.windows
+    windows.advance(measures.clock() + 1)  # a second counts when it is over
+    return windows.total(windows.group(f"model {model}"), Count.REQUESTS, 300)
+
+
+def metrics(gateway):
+    return generate_latest(Operations(gateway).registry).decode()
+
+
+async def test_the_first_dispatcher_has_the_figures_of_all_relays_and_each_relay_its_own(fleet):
+    relays, dispatcher = [fleet.relays[0], await fleet.relay()], fleet.owner
+    for relay in relays:
+        assert [(await relay.chat(model=model)).status for model in "mn"] == [200, 404]
+    error = 'pilothouse_relay_errors_total{code="model_not_found",relay="%s",status="404"} 1.0'
+    names = [relay.gateway.lease.owner for relay in relays]
+    await until(lambda: all(error % name in metrics(dispatcher) for name in names))
+    page, of_relay = metrics(dispatcher), metrics(relays[0].gateway)
+    of_requests = 'pilothouse_requests_total{model="m",outcome="done",region="east",slo_class="interactive"} 2.0'
+    assert of_requests in page
+    assert "pilothouse_requests_total" not in of_relay
+    assert 'pilothouse_errors_total{code="model_not_found",status="404"} 1.0' in of_relay
+
+    def shown():
+        return dispatcher.publisher.summary.snapshot()["relays"]
+
+    assert [each["name"] for each in shown()] == names
+    assert {(each["state"], each["active"], each["streaming"], each["pid"]) for each in shown()} == {
+        ("serving", 0, 0, os.getpid())
+    }
+    relays[0].gateway.step_down()
+    await until(lambda: [each["state"] for each in shown()] == ["draining", "serving"])
+    clock = dispatcher.dispatching.measures.clock
+    dispatcher.dispatching.measures.clock = lambda: clock() + 2 * RELAY_SILENT_S
+    assert shown() == []
+    assert "pilothouse_relay_active_requests{" not in metrics(dispatcher)
 
 
 def stops_dead(gateway):
@@ -220,3 +278,49 @@ async def test_requests_wait_while_there_is_no_owner(fleet):
     assert not asked.done()
     await fleet.takes_over(await fleet.dispatcher())
     assert (await asked).status == 200
+
+
+async def test_a_relay_that_steps_down_is_not_ready_and_goes_on_with_what_reaches_it(fleet):
+    (relay,) = fleet.relays
+    slowly(fleet)
+    async with streams([relay], MANY) as tasks:
+        await until(lambda: len(fleet.owner.dispatching.dispatcher.queue) == MANY - 4)
+        relay.gateway.step_down()
+        for path in ("/readyz", "/health"):
+            async with relay.http.get(f"{relay.url}{path}") as answer:
+                assert answer.status == 503
+        assert (await relay.chat()).status == 200
+        assert {status for status, _ in await asyncio.gather(*tasks)} == {200}
+
+
+async def test_limits_and_budgets_hold_over_all_relays_and_a_takeover(fleet):
+    """As many run as the tenant may, whichever relay they came to, before and after another dispatcher counts."""
+    (one,), heir = fleet.relays, await fleet.dispatcher()
+    other = await fleet.relay()
+    tenant = await Tenant.objects.aget()
+    await Tenant.objects.aupdate(max_concurrent_requests=4)
+    await Budget.objects.acreate(tenant=tenant, kind=BudgetKind.REQUESTS, soft=0, hard=1_000)
+    for relay in (one, other):
+        await relay.gateway.keys.refresh()
+    await fleet.owner.dispatching.allowances.refresh()
+    slowly(fleet, tokens=400)
+
+    async def load(relay):
+        async with relay.http.get(f"{relay.url}/load", headers=relay.headers) as response:
+            return (await response.json())["server_load"]
+
+    asked = await asyncio.gather(*((one, other)[at % 2].chat(stream=True) for at in range(7)))
+    assert sorted(response.status for response in asked) == [200] * 4 + [429] * 3
+    running = [response for response in asked if response.status == 200]
+    assert all("x-budget-warning" in response.headers for response in running)
+    assert [await load(relay) for relay in (one, other)] == [4, 4]
+    before = fleet.owner
+    stops_dead(before)
+    await fleet.takes_over(heir)
+    assert [(await relay.chat()).status for relay in (one, other)] == [429, 429]
+    assert [await load(relay) for relay in (one, other)] == [4, 4]
+    assert heir.dispatching.allowances.limits.sequences(tenant.pk) == 4
+    assert all([(await response.text()).count('"content"') >= 400 for response in running])
+    await until(lambda: heir.dispatching.allowances.limits.sequences(tenant.pk) == 0)
+    slowly(fleet, tokens=2)
+    assert (await other.chat()).status == 200

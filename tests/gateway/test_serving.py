@@ -127,7 +127,7 @@ async def test_a_tenant_over_its_limit_is_refused_and_written_down(served, asked
     assert (refused.error_code, refused.slo_met, refused.instance) == ("rate_limit_exceeded", False, "")
     assert refused.predicted_output_tokens < 2**31
     assert served.gateway.ledger.held == served.gateway.ledger.refused == 0
-    assert served.gateway.limits.sequences(done.tenant_id) == 0
+    assert served.gateway.dispatching.allowances.limits.sequences(done.tenant_id) == 0
 
 
 async def test_requests_are_held_while_the_model_loads(served):

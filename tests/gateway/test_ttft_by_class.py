@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from controlplane.console.live.tiles import TILES, reading
-from controlplane.gateway.ledger.accounting import FLEET, promised_in
-from controlplane.gateway.monitoring.summary import Summary
-from controlplane.gateway.monitoring.windows import Latency, Windows
+from controlplane.dispatch.monitoring.measures import FLEET, promised_in
+from controlplane.dispatch.monitoring.summary import Summary
+from controlplane.dispatch.monitoring.windows import Latency, Windows
 
 TARGETS_MS = {"interactive": 1000.0, "patient": 60_000.0, "quiet": 10.0}
 
@@ -29,9 +29,9 @@ def test_the_class_that_does_worst_against_its_own_promise_is_shown_judged_and_n
     for slo_class, value in p95_ms.items():
         promised = [windows.group(promised_in(FLEET, slo_class))] if slo_class in TARGETS_MS else []
         windows.latency((windows.group(FLEET), *promised), Latency.TTFT, value)
-    records: Any = SimpleNamespace(windows=windows, service_levels=None, ttft_targets_ms=TARGETS_MS)
+    measures: Any = SimpleNamespace(windows=windows, service_levels=None, ttft_targets_ms=TARGETS_MS)
     dispatcher: Any = SimpleNamespace(topology=None)
-    ttft_class, (_, seen_ms, _), target_ms = Summary(dispatcher, records, "this test", {})._ttft(FLEET)
+    ttft_class, (_, seen_ms, _), target_ms = Summary(dispatcher, measures, "this test", {})._ttft(FLEET)
     assert (ttft_class, target_ms) == (worst, TARGETS_MS.get(worst))
     assert seen_ms == pytest.approx(p95_ms[worst] if worst else 90_000.0, rel=0.05)
     row = {"ttft_p95_ms": seen_ms, "ttft_slo_ms": target_ms, "ttft_class": ttft_class}

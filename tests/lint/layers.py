@@ -67,7 +67,7 @@ RULES = [
             *under("controlplane.dispatch", "suspects", "reordering", "observation", "live_fleet"),
             "scheduling.fleet",
         ),
-        but=("controlplane.gateway.process", "controlplane.gateway.monitoring.summary"),
+        but=("controlplane.gateway.process",),
     ),
     # What serves a request may be another process than what decides: it knows the port alone, nor what composes the two.
     Rule(

@@ -1,6 +1,9 @@
 """One child: its output, its last line, its end and that of its children."""
 
+import asyncio
 import os
+import signal
+import socket
 
 import pytest
 
@@ -74,3 +77,28 @@ async def test_its_children_end_with_it() -> None:
 async def test_a_program_that_is_missing() -> None:
     with pytest.raises(FileNotFoundError):
         await Child.start(["/nowhere/at-all"], environment={}, on_line=print)
+
+
+async def test_it_has_the_socket_and_hears_each_signal_once() -> None:
+    source = """
+        import signal, socket, time
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, frame: print(signal.Signals(number).name, flush=True))
+        socket.socket(fileno=NUMBER).accept()[0].sendall(b"served")
+        time.sleep(600)
+    """
+    lines: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        number, address = server.fileno(), server.getsockname()
+        options = {"stop_signal": signal.SIGINT, "sockets": [number]}
+        child = await start(source.replace("NUMBER", str(number)), lines, **options)
+    with socket.create_connection(address) as client:  # ours is closed
+        assert await asyncio.to_thread(client.recv, 100) == b"served"
+    for asked in (signal.SIGTERM, signal.SIGTERM, None, None):
+        child.ask(asked)
+        await until(lambda: lines)
+        await asyncio.sleep(0.05)
+    await until(lambda: len(lines) == 2)
+    assert lines == ["SIGTERM", "SIGINT"]
+    child.kill()
+    await child.wait()

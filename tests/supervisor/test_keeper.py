@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from kombu.exceptions import OperationalError
 
+from controlplane.supervisor import keeper as keeper_module
 from controlplane.supervisor.child import kill_marked
 from controlplane.supervisor.keeper import Keeper, Part, PartError
 from tests.supervisor.conftest import alive, program, until
@@ -263,3 +264,121 @@ async def test_a_killed_supervisor_leaves_no_child_and_the_next_start_finds_the_
     kill_marked(str(tmp_path))
     await until(lambda: not alive(server))
     await supervisor.communicate()
+
+
+# Writes each start, signal and end to the file; ends on SIGTERM when the file `release` is there, on SIGINT at once.
+DRAINING = """
+    import os, pathlib, signal, sys, time
+    path = pathlib.Path(sys.argv[1])
+    def log(what):
+        with open(path / "log", "a") as file:
+            file.write(f"{what} {os.getpid()}\\n")
+    asked = []
+    signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+    signal.signal(signal.SIGINT, lambda *_: (log("stopped"), os._exit(0)))
+    log("began")
+    while not (asked and (path / "release").exists()):
+        time.sleep(0.02)
+    log("ended")
+"""
+
+
+def draining(path: Path, **options: object) -> Part:
+    return Part("relay-1", program(DRAINING, str(path)), exists(path / "log"), stop_signal=signal.SIGINT, **options)  # type: ignore[arg-type]
+
+
+def logged(path: Path) -> list[str]:
+    return [line.split()[0] for line in (path / "log").read_text().splitlines()]
+
+
+async def test_a_restart_begins_the_next_one_while_the_last_ends_what_it_has_begun(
+    keeper: Keeper, said: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper_module, "LEAVES_S", 0.1)
+    await keeper.start(draining(tmp_path, overlaps=True, drain_within_s=60.0))
+    before = keeper.process_id("relay-1")
+    await keeper.restart("relay-1")
+    await until(lambda: logged(tmp_path) == ["began", "began"])
+    assert keeper.process_id("relay-1") != before
+    assert alive(before)
+    (tmp_path / "release").touch()
+    await keeper.drained()
+    assert logged(tmp_path) == ["began", "began", "ended"]
+    assert "starting it again" not in said()
+    os.kill(keeper.process_id("relay-1"), signal.SIGKILL)
+    await until(lambda: "relay-1 is back" in said())
+
+
+async def test_a_part_that_does_not_overlap_ends_before_the_next_one_begins(keeper: Keeper, tmp_path: Path) -> None:
+    await keeper.start(draining(tmp_path))
+    await until(lambda: logged(tmp_path))
+    (tmp_path / "release").touch()
+    await keeper.restart("relay-1")
+    await until(lambda: logged(tmp_path)[:3] == ["began", "ended", "began"])
+    assert keeper._draining == []
+
+
+async def test_one_that_does_not_drain_in_time_is_killed(
+    keeper: Keeper, said: Callable[[], str], tmp_path: Path
+) -> None:
+    await keeper.start(draining(tmp_path, drain_within_s=0.1))
+    await until(lambda: logged(tmp_path))
+    await keeper.restart("relay-1")
+    assert "relay-1 did not end within 0.1 s and was killed\n" in said()
+
+
+async def test_a_stop_ends_what_drains_too(keeper: Keeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper_module, "LEAVES_S", 0.1)
+    await keeper.start(draining(tmp_path, overlaps=True, stop_within_s=10))
+    await until(lambda: logged(tmp_path))
+    await keeper.restart("relay-1")
+    await until(lambda: len(logged(tmp_path)) == 2)
+    assert await keeper.stop([["relay-1"]]) == []
+    assert logged(tmp_path) == ["began", "began", "stopped", "stopped"]
+
+
+async def test_a_part_that_is_ended_is_not_started_again(
+    keeper: Keeper, said: Callable[[], str], tmp_path: Path
+) -> None:
+    published: list[list[dict[str, object]]] = []
+    keeper._publish = published.append
+    await keeper.start(draining(tmp_path))
+    await until(lambda: logged(tmp_path))
+    (tmp_path / "release").touch()
+    keeper.end("relay-1")
+    await keeper.drained()
+    await keeper.start(Part("beat", program(SLEEP)))
+    assert [part["name"] for part in published[-1]] == ["beat"]
+    assert "again" not in said()
+
+
+async def test_ending_what_was_never_started_or_did_not_come_up(keeper: Keeper, tmp_path: Path) -> None:
+    keeper.end("relay-3")
+    with pytest.raises(PartError):
+        await keeper.start(Part("relay-3", program(SLEEP), exists(tmp_path / "never"), ready_within_s=0.1))
+    process = keeper.process_id("relay-3")
+    keeper.end("relay-3")
+    await keeper.drained()
+    assert not alive(process)
+
+
+async def test_a_part_that_does_not_come_back_is_tried_again(
+    keeper: Keeper, said: Callable[[], str], tmp_path: Path
+) -> None:
+    """What is restarted after it is left as it is; once the cause is mended, it comes back."""
+    source = """
+        import pathlib, signal, sys, time
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        if pathlib.Path(sys.argv[1]).exists():
+            sys.exit("no such table")
+        pathlib.Path(sys.argv[1] + ".up").touch()
+        time.sleep(600)
+    """
+    broken = tmp_path / "broken"
+    await keeper.start(Part("web", program(source, str(broken)), exists(tmp_path / "broken.up")))
+    broken.touch()
+    (tmp_path / "broken.up").unlink()
+    with pytest.raises(PartError, match=r"web ended before it was ready \(exit status 1; last line: no such table\)"):
+        await keeper.restart("web")
+    broken.unlink()
+    await until(lambda: "web is back" in said())

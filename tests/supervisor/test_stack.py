@@ -1,5 +1,6 @@
 """What the stack is made of; the whole of it, for real, is in test_up.py."""
 
+import io
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -7,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from controlplane.env import SQLITE_WAITS_S
+from controlplane.listening import SHARED
+from controlplane.supervisor.keeper import Part, PartError
 from controlplane.supervisor.screen import Screen
-from controlplane.supervisor.stack import PATIENCE_S, STOP_ORDER, WEB_GRACE_S, Plan, run
-from controlplane.supervisor.state import hold
+from controlplane.supervisor.stack import PATIENCE_S, STOP_ORDER, WEB_GRACE_S, Plan, Stack, bound, run
+from controlplane.supervisor.state import RESTART_FILE, hold
 
 
 @pytest.fixture
@@ -58,3 +61,101 @@ async def test_a_redis_that_does_not_answer(tmp_path: Path, screen: Screen, said
     assert await run(Plan(tmp_path, port=0, redis_url=url, demo=False), screen) == 1
     assert f"Redis does not answer at {url.replace(':secret@', '')} (REDIS_URL)" in said()
     assert "secret" not in said()
+
+
+def test_relays_share_the_port_and_each_process_has_one_of_its_own(tmp_path: Path) -> None:
+    assert (Plan(tmp_path).gateway, Plan(tmp_path).addresses) == (["web"], {"": ("127.0.0.1", 8000)})
+    plan = Plan(tmp_path, host="::", relays=2, dispatchers=1)
+    assert plan.gateway == ["dispatcher-1", "relay-1", "relay-2"]
+    own = {"dispatcher-1": 8001, "relay-1": 8002, "relay-2": 8003, "relay-3": 8004}
+    assert plan.addresses == {"": ("::", 8000)} | {name: ("127.0.0.1", port) for name, port in own.items()}
+    plan = Plan(tmp_path, port=0, relays=1, demo=False)
+    with bound(plan) as sockets:
+        part = Stack(plan, Screen(io.StringIO()), sockets)._serving("relay-1")
+        public, private = sockets[""].fileno(), sockets["relay-1"].fileno()
+    assert part.sockets == [private, public]
+    assert dict(part.environment) == {"PILOTHOUSE_PART": "relay", SHARED: str(public)}
+    assert part.argv[part.argv.index("--fd") + 1] == str(private)
+
+
+async def test_the_port_of_any_process_may_be_taken(
+    tmp_path: Path, screen: Screen, said: Callable[[], str], taken_port: int
+) -> None:
+    assert await run(Plan(tmp_path, port=taken_port - 2, relays=1, dispatchers=1, emulator_port=0), screen) == 1
+    assert "cannot be used (Address already in use); choose another with --port.\n" in said()
+
+
+class Recorder:
+    """A keeper that only says what was asked of it; *fails* does not come back."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.asked: list[str] = []
+        self.fails = fails
+
+    async def run(self, part: Part, on_line: Callable[[str], None] | None = None) -> None:
+        self._ask(f"run {part.name}")
+
+    async def start(self, part: Part) -> None:
+        self._ask(f"start {part.name}")
+
+    async def restart(self, name: str) -> None:
+        self._ask(f"restart {name}")
+
+    def _ask(self, what: str) -> None:
+        self.asked.append(what)
+        if what == self.fails:
+            raise PartError(f"{what} failed")
+
+    def end(self, name: str) -> None:
+        self.asked.append(f"end {name}")
+
+    async def drained(self) -> None:
+        self.asked.append("drained")
+
+
+@pytest.mark.parametrize(
+    ("relays", "fails", "asked", "result"),
+    [
+        (0, "", "run prepare, restart web, restart beat, restart celery, drained", ""),
+        (
+            1,
+            "",
+            "run prepare, start relay-2, restart relay-1, restart dispatcher-2, restart dispatcher-1, restart beat, "
+            "restart celery, end relay-2, drained",
+            "",
+        ),
+        (
+            1,
+            "restart relay-1",
+            "run prepare, start relay-2, restart relay-1, end relay-2, drained",
+            "restart relay-1 failed; what comes after it was not restarted",
+        ),
+        *(
+            (
+                0,
+                what,
+                f"run prepare{', restart web' * (what[:7] == 'restart')}, drained",
+                f"{what} failed; what comes after it was not restarted",
+            )
+            for what in ("run prepare", "restart web")
+        ),
+    ],
+)
+async def test_a_restart_goes_one_by_one_and_ends_with_the_first_failure(
+    tmp_path: Path, screen: Screen, said: Callable[[], str], relays: int, fails: str, asked: str, result: str
+) -> None:
+    plan = Plan(tmp_path, port=0, relays=relays, demo=False)
+    with bound(plan) as sockets:
+        stack = Stack(plan, screen, sockets)
+        stack.keeper = keeper = Recorder(fails)  # type: ignore[assignment]
+        stack._ask_to_restart()
+        assert (tmp_path / RESTART_FILE).read_text() == "Not restarted: it is still starting"
+        stack._up = True
+        (tmp_path / RESTART_FILE).unlink()
+        for _ in range(2):  # the second is one with the first
+            stack._ask_to_restart()
+        assert stack._restarting is not None
+        await stack._restarting
+    assert ", ".join(keeper.asked) == asked
+    assert (tmp_path / RESTART_FILE).read_text() == result
+    assert result in said()

@@ -1,14 +1,18 @@
 """The state folder: a key that stays, and one supervisor at a time."""
 
 import os
+import signal
 import stat
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from django.conf import settings
+from django.core.management import CommandError, call_command
 
-from controlplane.supervisor.state import FolderHeldError, hold, keep_secret_key, write_private
+from controlplane.supervisor.state import FolderHeldError, hold, holder, keep_secret_key, write_private
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,6 +69,27 @@ def test_a_supervisor_that_was_killed_holds_nothing(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", source, str(tmp_path)], cwd=ROOT, check=False).returncode == 9
     with hold(tmp_path, "http://here"):
         assert "http://here" in (tmp_path / "up.lock").read_text()
+
+
+def test_who_holds_a_folder_is_known(tmp_path: Path) -> None:
+    assert holder(tmp_path) is None
+    with hold(tmp_path, "http://here"):
+        assert holder(tmp_path) == os.getpid()
+    assert holder(tmp_path) is None
+
+
+def test_a_restart_needs_a_stack_and_says_why_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "STATE_DIR", tmp_path)
+    with pytest.raises(CommandError, match=r"^No `manage\.py up` runs in /"):
+        call_command("restart")
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        for result in ("", "relay-1 failed"):
+            signal.signal(signal.SIGUSR1, lambda *_, result=result: (tmp_path / "restart").write_text(result))
+            with hold(tmp_path, "http://here"), pytest.raises(CommandError, match=result) if result else nullcontext():
+                call_command("restart")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def manage(*arguments: str) -> "subprocess.CompletedProcess[str]":

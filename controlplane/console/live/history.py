@@ -1,6 +1,6 @@
 """Last hour as sampled by the gateway every five seconds: windows, thinned for charts, by time and series.
 
-A sample (`gateway.monitoring.summary.history_sample`) is `{"ts", "fleet": TILE, "models": {name: TILE}, "kv": {instance:
+A sample (`dispatch.monitoring.summary.history_sample`) is `{"ts", "fleet": TILE, "models": {name: TILE}, "kv": {instance:
 ratio}, "load": {instance: [running, waiting]}, "pace": {instance: [TTFT p95 in ms, ITL p95 in ms, output tokens/s]}}`.
 """
 

@@ -10,6 +10,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Generic, TypeVar, cast
 
 import msgspec
@@ -21,13 +22,15 @@ from redis.exceptions import RedisError
 
 from controlplane.dispatch.queues.operations import GroupAction, QueueOperations, RunAction
 from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.fleet.models import Owner
 from controlplane.jobs.record import Job
-from scheduling.fleet.state import FleetState
+from scheduling.fleet.state import FleetState, joined
 
 Answer = TypeVar("Answer")
 logger = logging.getLogger(__name__)
 
-KEY: Final = "pilothouse:queues:commands"
+KEY: Final = "pilothouse:queues:commands:"
+"""Followed by the name of the owner."""
 REPLY: Final = "pilothouse:queues:reply:"
 LOOK_S: Final = 1.0
 PATIENCE_S: Final = 3.0
@@ -44,50 +47,65 @@ class Reply(msgspec.Struct, Generic[Answer]):
 
 
 def ask(command: str, **values: Any) -> dict[str, Any]:
-    """Send *command* to the owner of the queues with the arguments of `QueueOperations.act`; return its answer.
+    """Send *command* to the owners of the queues with the arguments of `QueueOperations.act`; return the answer of the one
+    that has the group.
 
-    Raises ActionError with the owner's objection, GatewaySilent when none answers within PATIENCE_S.
+    Raises ActionError with an owner's objection, GatewaySilent when none answers within PATIENCE_S.
     """
-    return _exchange(command, values, dict[str, Any])
+    return _answers(command, values, dict[str, Any])[0]
 
 
 def ask_of_run(tenant_id: int, application: str, run: str, action: RunAction) -> int:
     """Do *action* on a run; return how many open calls it had. Raises as `ask` does."""
     values = {"tenant_id": tenant_id, "application": application, "run": run, "action": action.value}
-    return _exchange("run", values, int)
+    return sum(_answers("run", values, int))
 
 
 def fleet_state() -> FleetState:
-    """Return the state of the fleet from the owner of the queues. Raises as `ask` does."""
-    return _exchange("snapshot", {}, FleetState)
+    """Return the state of the fleet from the owners of the queues. Raises as `ask` does."""
+    return joined(_answers("snapshot", {}, FleetState))
 
 
-def _exchange(command: str, values: dict[str, Any], kind: type[Answer]) -> Answer:
+def _answers(command: str, values: dict[str, Any], kind: type[Answer]) -> list[Answer]:
+    """Return the answers of the owners of all shards, without objections unless all object."""
+    shards = Owner.objects.filter(role__startswith="shard ").order_by("role")
+    owners = list(dict.fromkeys(shards.values_list("name", flat=True))) or [""]
+    with ThreadPoolExecutor(len(owners)) as pool:
+        asked = [pool.submit(_exchange, owner, command, values, kind) for owner in owners]
+    errors = [error for each in asked if (error := each.exception()) is not None]
+    if len(errors) == len(asked) or (errors and command == "snapshot"):  # a part of the fleet is not its state
+        raise errors[0]
+    replies = [each.result() for each in asked if each.exception() is None]
+    answers = [cast(Answer, reply.answer) for reply in replies if not reply.refused]
+    if not answers:
+        raise ActionError(replies[0].refused)
+    return answers
+
+
+def _exchange(owner: str, command: str, values: dict[str, Any], kind: type[Answer]) -> Reply[Answer]:
     reply = REPLY + secrets.token_hex(8)
     asked = {"command": command, "reply": reply, "until": time.time() + PATIENCE_S, "values": values}
     try:
         with redis.Redis.from_url(
             settings.REDIS_URL, socket_timeout=PATIENCE_S + 2, socket_connect_timeout=1.0
         ) as client:
-            client.rpush(KEY, orjson.dumps(asked))
-            client.expire(KEY, REPLY_EXPIRES_S)
+            client.rpush(KEY + owner, orjson.dumps(asked))
+            client.expire(KEY + owner, REPLY_EXPIRES_S)
             came = cast(tuple[bytes, bytes] | None, client.blpop([reply], timeout=PATIENCE_S))
     except (RedisError, OSError) as error:
         raise GatewaySilent("Redis does not answer; nothing was done") from error
     if came is None:
         raise GatewaySilent("No gateway answers; nothing was done")
-    answer = msgspec.json.decode(came[1], type=Reply[kind])  # type: ignore[valid-type]
-    if answer.refused:
-        raise ActionError(answer.refused)
-    return cast(Answer, answer.answer)
+    return cast("Reply[Answer]", msgspec.json.decode(came[1], type=Reply[kind]))  # type: ignore[valid-type]
 
 
 class Commands:
-    """Receiver of commands while this process *owns* the queues."""
+    """Receiver of commands while this process *owns* queues; *name* is its name as an owner."""
 
     def __init__(
         self,
         redis_url: str,
+        name: Callable[[], str],
         operations: QueueOperations,
         owns: Callable[[], bool],
         job: Job,
@@ -96,6 +114,7 @@ class Commands:
         self.operations = operations
         self.snapshot = snapshot
         self.owns = owns
+        self.name = name
         self.job = job
         self._redis = aioredis.from_url(redis_url, socket_timeout=LOOK_S + 2, socket_connect_timeout=1.0)
 
@@ -103,7 +122,9 @@ class Commands:
         while True:
             with self.job:
                 if self.owns():
-                    came = cast(tuple[bytes, bytes] | None, await self._redis.blpop([KEY], timeout=LOOK_S))
+                    came = cast(
+                        tuple[bytes, bytes] | None, await self._redis.blpop([KEY + self.name()], timeout=LOOK_S)
+                    )
                     if came:
                         await self._take(came[1])
             if not self.job.ok or not self.owns():
@@ -116,10 +137,7 @@ class Commands:
     async def _take(self, message: bytes) -> None:
         """Answer one command. Raises what Redis raises."""
         asked: dict[str, Any] = orjson.loads(message)
-        if not self.owns():  # the lease was lost while it waited
-            await self._redis.rpush(KEY, message)
-            return
-        if time.time() > asked["until"]:
+        if not self.owns() or time.time() > asked["until"]:  # its sender hears that nobody answers
             return
         async with self._redis.pipeline(transaction=False) as pipe:
             pipe.rpush(asked["reply"], msgspec.json.encode(self.answer(asked)))

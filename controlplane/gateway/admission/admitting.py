@@ -1,4 +1,4 @@
-"""Admission: what a call asks of the dispatcher, and what it takes of its tenant's budgets and limits."""
+"""Admission: what a call asks of the dispatcher."""
 
 import asyncio
 import time
@@ -9,12 +9,10 @@ from functools import partial
 from msgspec import structs
 
 from controlplane.dispatch.port import Asked, ServedModel
-from controlplane.gateway.admission.budgets import Budgets
+from controlplane.gateway.admission.entries import Entries
 from controlplane.gateway.admission.keys import Grant, Words
-from controlplane.gateway.admission.limits import Limits
 from controlplane.gateway.admission.marks import Sessions, marks_of
 from controlplane.gateway.admission.validation import Call, with_prompt
-from controlplane.gateway.errors import ApiError
 from controlplane.gateway.progress import Progress
 from controlplane.gateway.serving.catalog import Catalog
 from controlplane.gateway.serving.http import HttpRequest
@@ -45,8 +43,7 @@ class Admitter:
     """Makes requests of calls. *words* are the names that they may use, *next_number* numbers them."""
 
     words: Callable[[], Words]
-    limits: Limits
-    budgets: Budgets
+    entries: Entries
     catalog: Catalog
     lengths: LengthService
     tokens: TokenBlocks
@@ -135,7 +132,7 @@ class Admitter:
     def _fallback(self, grant: Grant, call: Call, model: ServedModel, prompt_tokens: int) -> str:
         """Return the model that may serve *call* where *model* does not; "" for none."""
         fallback = "" if model.base else self.catalog.fallback(model, call.kind, prompt_tokens)
-        if fallback and (not grant.may_ask(fallback) or self.budgets.spent(grant.tenant_id, grant.key_id, fallback)):
+        if fallback and (not grant.may_ask(fallback) or self.entries.spent(grant.tenant_id, grant.key_id, fallback)):
             return ""
         return fallback
 
@@ -149,38 +146,3 @@ class Admitter:
             length, token_blocks = await asyncio.gather(predicted, self.tokens.of(call, model))
         progress.length = length
         progress.asked = structs.replace(asked, predicted_tokens=length.tokens, token_blocks=token_blocks)
-
-    def enter(self, progress: Progress) -> None:
-        """Count *progress* towards its budgets and its tenant's limits. Raises ApiError 429; then nothing is counted."""
-        grant, asked, tokens = progress.grant, progress.asked, progress.expected_tokens
-        held = self.budgets.enter(asked.tenant_id, asked.api_key_id, asked.model, tokens, rates=grant.rates)
-        try:
-            self.limits.enter(
-                asked.tenant_id,
-                asked.arrived_s,
-                max_concurrent=grant.max_concurrent_requests,
-                tokens_per_minute=grant.tokens_per_minute,
-                tokens=tokens,
-                sequences=asked.sequences,
-            )
-        except ApiError:
-            held.cancel()
-            raise
-        progress.held = held
-
-    def leave(self, progress: Progress) -> None:
-        """Count the tokens that *progress* used in place of those that were predicted."""
-        grant, asked, held, predicted = progress.grant, progress.asked, progress.held, progress.expected_tokens
-        if held is None:
-            return
-        used = progress.prompt_tokens + progress.output_tokens
-        if progress.fell_back:
-            held = self.budgets.move(held, asked.tenant_id, asked.api_key_id, asked.model, predicted, rates=grant.rates)
-        held.settle(used)
-        self.limits.leave(
-            asked.tenant_id,
-            tokens_per_minute=grant.tokens_per_minute,
-            predicted=predicted,
-            used=used,
-            sequences=asked.sequences,
-        )

@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import secrets
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -20,6 +21,7 @@ MAX_FILES = 50
 class Journal:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._name = f"{os.getpid()}-{secrets.token_hex(4)}"  # processes of several containers may have one number
         self._number = 0
         self._current = -1  # file descriptor of the file being written, -1 for none
         self._path = folder
@@ -85,6 +87,6 @@ class Journal:
     def _open(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._number += 1
-        self._path = self.folder / f"ledger-unsaved-{os.getpid()}-{self._number}.jsonl"
+        self._path = self.folder / f"ledger-unsaved-{self._name}-{self._number}.jsonl"
         self._current = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         fcntl.flock(self._current, fcntl.LOCK_EX | fcntl.LOCK_NB)

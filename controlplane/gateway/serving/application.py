@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from controlplane.gateway.admission.validation import PATH_KINDS, Kind
-from controlplane.gateway.errors import JSON_TYPE, STOPPING, ApiError
+from controlplane.gateway.errors import JSON_TYPE, STANDING_BY, STOPPING, ApiError
 from controlplane.gateway.serving.completions import Completions
 from controlplane.gateway.serving.http import HttpRequest, Responder
 
@@ -53,7 +53,10 @@ class Application:
         request = HttpRequest.of(scope, receive)
         if self.origins and (origin := request.headers.get(b"origin")):
             request.direct, send = None, self._for_origin(origin, send)
-        responder = Responder(send, request.request_id, request.direct)
+        await self.answer(request, Responder(send, request.request_id, request.direct))
+
+    async def answer(self, request: HttpRequest, responder: Responder) -> None:
+        """Answer *request* by *responder*, errors too."""
         self.active += 1
         try:
             await self._route(request, responder)
@@ -109,7 +112,9 @@ class Application:
         elif path == "/load":
             request.require("GET")
             grant = await keys.check(request.authorization)
-            load = admission.limits.sequences(grant.tenant_id)
+            if not self.completions.serves():
+                raise STANDING_BY
+            load = await admission.entries.sequences(grant.tenant_id)
             await responder.whole(200, JSON_TYPE[1], b'{"server_load":%d}' % load)
         elif what := PATHS_NOT_SERVED.get(path, ""):
             raise ApiError(404, f"{what} not served here. {SERVED}", code="unsupported_endpoint")

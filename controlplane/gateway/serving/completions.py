@@ -12,7 +12,7 @@ from functools import partial
 from controlplane.dispatch.port import ERROR
 from controlplane.gateway.admission.admitting import Admitter
 from controlplane.gateway.admission.keys import Grant, Keys
-from controlplane.gateway.admission.limits import LoopLoad, Pace
+from controlplane.gateway.admission.pace import LoopLoad, Pace
 from controlplane.gateway.admission.validation import ANTHROPIC, SPEECH, Call, Kind
 from controlplane.gateway.errors import JSON_TYPE, KEY_ENDED, STANDING_BY, STOPPING, ApiError
 from controlplane.gateway.ledger.accounting import Records
@@ -69,7 +69,7 @@ class Completions:
         if call.stream and kind is Kind.RESPONSE:
             responder.sequence_number = 0
         with contextlib.ExitStack() as ends:  # in reverse order, each whatever another raises
-            ends.callback(self.admission.leave, progress)
+            ends.callback(self.admission.entries.leave, progress)
             ends.callback(lambda: self.records.close(progress, responder.status))
             ends.callback(self.requests.leave, progress)
             ends.callback(http.on_disconnect(partial(progress.interrupt, Interrupt.DISCONNECT)))
@@ -79,7 +79,8 @@ class Completions:
         """Count, queue, place and carry *progress*, on another instance when one is lost, and complete it."""
         lost: InstanceLost | None = None
         try:
-            self.admission.enter(progress)
+            if (entering := self.admission.entries.enter(progress)) is not None:
+                await entering
             self.requests.submit(progress)
             usage: Usage | None = None
             while usage is None:

@@ -35,7 +35,8 @@ BYTES_TYPE = b"application/octet-stream"
 """vLLM's vectors with `encoding_format: "bytes"`, which the header `metadata` describes, or `"bytes_only"`."""
 
 
-def _head(progress: Progress, placed: Placed, origin: Origin, kind: Kind, body_bytes: int) -> bytes:
+def head_of(progress: Progress, placed: Placed, origin: Origin, kind: Kind, body_bytes: int) -> bytes:
+    """Return the head of *progress* for its instance at *origin*, with its end."""
     key = f"Authorization: Bearer {placed.api_key}\r\n" if placed.api_key else ""
     if key.count("\n") > 1 or key.count("\r") > 1:
         raise ValueError("an API key of an instance has line ends in it")
@@ -93,7 +94,7 @@ class Upstream:
         streamed, kept = progress.asked.streamed, progress.kept
         kind = Kind.COMPLETION if kept is not None and kept.opened else progress.call.kind
         body = body_for(progress.call, placed, kept)
-        head = _head(progress, placed, origin, kind, sum(map(len, body)))
+        head = head_of(progress, placed, origin, kind, sum(map(len, body)))
         connection: Connection | None = None
         was_sent = took_none = False
         try:

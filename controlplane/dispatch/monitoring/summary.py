@@ -8,7 +8,8 @@ import asyncio
 import contextlib
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import orjson
@@ -19,19 +20,22 @@ from redis.exceptions import RedisError
 from controlplane.background import spawn
 from controlplane.dispatch import wire
 from controlplane.dispatch.dispatcher import Dispatcher
+from controlplane.dispatch.lease import Lease
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request
-from controlplane.fleet.attainment import worst
-from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.services import INVENTORY_CHANNEL
-from controlplane.gateway.ledger.accounting import FLEET, Records, promised_in
-from controlplane.gateway.monitoring.windows import (
+from controlplane.dispatch.monitoring.measures import FLEET, Measures, promised_in
+from controlplane.dispatch.monitoring.windows import (
     LATENCY_WINDOW_S,
     SLO_WINDOW_S,
     Count,
     Latency,
 )
+from controlplane.fleet.attainment import worst
+from controlplane.fleet.lifecycle.states import InstanceState
+from controlplane.fleet.services import INVENTORY_CHANNEL
 from controlplane.jobs.record import Job
 
+OF_SHARDS = ("queues", "held", "work", "outcomes")
+"""Sections in which each shard has its own rows."""
 MAX_WAITING = 500  # listed per queue
 AT_A_STRETCH = 100
 RATE_WINDOW_S = 10
@@ -45,23 +49,37 @@ def _columns(rows: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, li
     return {name: [row[name] for row in rows] for name in names}
 
 
+def merged(one: Any, other: Any) -> Any:
+    """Return two parts of a summary as one: rows and columns of both, and numbers of either added up."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        both = one.keys() & other.keys()
+        return {**one, **other, **{name: merged(one[name], other[name]) for name in both}}
+    if isinstance(one, list) and isinstance(other, list):
+        return one + other
+    numbers = isinstance(one, int | float) and isinstance(other, int | float)
+    return one + other if numbers and not isinstance(one, bool) else other if one is None else one
+
+
 class Summary:
     """Builder of snapshots. *owner* names this process; *sections* are read unchanged, by name."""
 
     def __init__(
-        self, dispatcher: Dispatcher, records: Records, owner: str, sections: Mapping[str, Callable[[], dict[str, Any]]]
+        self,
+        dispatcher: Dispatcher,
+        measures: Measures,
+        owner: str,
+        sections: Mapping[str, Callable[[], Any]],
     ) -> None:
         self.dispatcher, self.topology = dispatcher, dispatcher.topology
-        self.windows, self.service_levels = records.windows, records.service_levels
-        self.ttft_targets_ms = records.ttft_targets_ms
+        self.windows, self.service_levels = measures.windows, measures.service_levels
+        self.ttft_targets_ms = measures.ttft_targets_ms
         self.owner = owner
         self.sections = sections
         self.started_at = time.time()
         self.sequence = 0
 
-    def snapshot(self) -> dict[str, Any]:
-        self.windows.advance(self.dispatcher.clock())
-        self.sequence += 1
+    def part(self) -> dict[str, Any]:
+        """Return what this process adds to the summary of the owner of the first shard."""
         present = (one for one in self.topology.replicas.values() if one.spec.state != InstanceState.STOPPED)
         replicas = sorted(present, key=lambda replica: replica.name)
         instances = [self._instance(replica) for replica in replicas]
@@ -70,6 +88,19 @@ class Summary:
         held = Counter[str]()
         for (_, model), number in self.dispatcher.holding.by_tenant.items():
             held[model] += number
+        sections = {name: self.sections[name]() for name in OF_SHARDS if name in self.sections}
+        return {"instances": instances, "endpoints": endpoints, "held_by_model": held} | sections
+
+    def snapshot(self, parts: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+        """Return the summary of the fleet: of this process and of *parts*, those of other shards."""
+        self.windows.advance(self.dispatcher.clock())
+        self.sequence += 1
+        whole = reduce(merged, parts, self.part())
+        instances = sorted(map(self._with_latencies, whole.pop("instances")), key=lambda row: str(row["name"]))
+        endpoints = sorted(
+            map(self._with_rate, whole.pop("endpoints")), key=lambda row: (str(row["model"]), str(row["region"]))
+        )
+        held = Counter[str](whole.pop("held_by_model"))
         models = {
             model: self._tile(
                 f"model {model}",
@@ -79,16 +110,31 @@ class Summary:
             )
             for model in sorted({row["model"] for row in endpoints})
         }
-        return {
-            "seq": self.sequence,
-            "ts": round(time.time(), 3),
-            "owner": self.owner,
-            "started_at": self.started_at,
-            "fleet": self._tile(FLEET, instances, endpoints, held.total()),
-            "models": models,
-            "endpoints": _columns(endpoints, wire.ENDPOINT_COLUMNS),
-            "instances": _columns(instances, wire.INSTANCE_COLUMNS),
-        } | {name: read() for name, read in self.sections.items()}
+        return (
+            {
+                "seq": self.sequence,
+                "ts": round(time.time(), 3),
+                "owner": self.owner,
+                "started_at": self.started_at,
+                "fleet": self._tile(FLEET, instances, endpoints, held.total()),
+                "models": models,
+                "endpoints": _columns(endpoints, wire.ENDPOINT_COLUMNS),
+                "instances": _columns(instances, wire.INSTANCE_COLUMNS),
+            }
+            | {name: read() for name, read in self.sections.items() if name not in OF_SHARDS}
+            | whole
+        )
+
+    def _with_rate(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Return the row of an endpoint with what only the owner of the first shard counts."""
+        group = self.windows.group(f"endpoint {row['model']} {row['region']}")
+        return row | {"requests_per_s": _rounded(self.windows.rate(group, Count.FINISHED, RATE_WINDOW_S), 2)}
+
+    def _with_latencies(self, row: dict[str, Any]) -> dict[str, Any]:
+        windows, group = self.windows, self.windows.group(f"instance {row['name']}")
+        (ttft_p95,) = windows.percentiles(group, Latency.TTFT, (95,))
+        (itl_p95,) = windows.percentiles(group, Latency.ITL, (95,))
+        return row | {"ttft_p95_ms": _rounded(ttft_p95), "itl_p95_ms": _rounded(itl_p95)}
 
     def _tile(
         self, group_name: str, instances: list[dict[str, Any]], endpoints: list[dict[str, Any]], held: int
@@ -148,8 +194,7 @@ class Summary:
         return worst_of[1:]
 
     def _endpoint(self, endpoint: Endpoint) -> dict[str, Any]:
-        windows, dispatcher, fleet = self.windows, self.dispatcher, self.topology.fleet
-        group = windows.group(f"endpoint {endpoint.model} {endpoint.region}")
+        dispatcher, fleet = self.dispatcher, self.topology.fleet
         members = [one for one in self.topology.members(endpoint) if one.spec.state != InstanceState.STOPPED]
         slots = [replica.slot for replica in members]
         capacity = int(fleet.kv_capacity_tokens[slots].sum())
@@ -161,7 +206,6 @@ class Summary:
             "waiting": dispatcher.queue.count(endpoint),
             "oldest_wait_s": _rounded(dispatcher.oldest_wait_s(endpoint)),
             "estimated_wait_s": _rounded(wait_s),
-            "requests_per_s": _rounded(windows.rate(group, Count.FINISHED, RATE_WINDOW_S), 2),
             "prompt_tokens_per_s": _rounded(sum(row.prompt_tokens_per_s for row in members if row.reachable)),
             "output_tokens_per_s": _rounded(sum(row.output_tokens_per_s for row in members if row.reachable)),
             "kv_ratio": _rounded(int(fleet.kv_tokens[slots].sum()) / capacity, 4) if capacity else None,
@@ -170,10 +214,7 @@ class Summary:
         }
 
     def _instance(self, replica: Replica) -> dict[str, Any]:
-        windows, fleet, spec, metrics = self.windows, self.topology.fleet, replica.spec, replica.metrics
-        group = windows.group(f"instance {replica.name}")
-        (ttft_p95,) = windows.percentiles(group, Latency.TTFT, (95,))
-        (itl_p95,) = windows.percentiles(group, Latency.ITL, (95,))
+        fleet, spec, metrics = self.topology.fleet, replica.spec, replica.metrics
         ahead = self.topology.requests_ahead(replica)
         running = int(fleet.running[replica.slot]) - ahead  # given requests that it has room for
         room = self.topology.at_once(replica)
@@ -196,8 +237,6 @@ class Summary:
             "kv_ratio": _rounded(kv_ratio, 4),
             "use_ratio": _rounded(max(running / room, kv_ratio), 4) if kv_ratio is not None else None,
             "output_tokens_per_s": _rounded(replica.output_tokens_per_s) if replica.reachable else 0.0,
-            "ttft_p95_ms": _rounded(ttft_p95),
-            "itl_p95_ms": _rounded(itl_p95),
             "preemptions_per_min": _rounded(replica.preemptions_per_min),
             "prefix_hit_ratio": _rounded(replica.prefix_hit_ratio, 4),
             "cached_blocks": replica.cached_blocks,
@@ -266,12 +305,15 @@ def _by_name(instances: dict[str, list[Any]], *columns: str) -> dict[str, list[A
 
 
 class Publisher:
-    """Publisher of the summary. *owns*: whether this process has the regions; *refresh* requests an inventory read."""
+    """Publisher of the summary where this process owns the first shard, of its part of it where it owns others.
 
-    def __init__(self, summary: Summary, *, job: Job, owns: Callable[[], bool], refresh: Callable[[], None]) -> None:
+    *lease* has its roles; *refresh* requests an inventory read.
+    """
+
+    def __init__(self, summary: Summary, *, job: Job, lease: Lease, refresh: Callable[[], None]) -> None:
         self.summary = summary
         self.job = job
-        self._owns, self._refresh, self._clock = owns, refresh, summary.dispatcher.clock
+        self.lease, self._refresh, self._clock = lease, refresh, summary.dispatcher.clock
         self.held: deque[bytes] = deque(maxlen=wire.HISTORY_LENGTH)  # history that Redis does not have yet
         self._redis = aioredis.from_url(settings.REDIS_URL, socket_timeout=1.0, socket_connect_timeout=1.0)
 
@@ -282,20 +324,38 @@ class Publisher:
             while True:
                 await asyncio.sleep(settings.SUMMARY_S)
                 with self.job:
-                    if not self._owns():
+                    if not self.lease.held:
+                        await self._publish_part()
                         continue
-                    snapshot = self.summary.snapshot()
+                    parts = await self._parts()
+                    snapshot = self.summary.snapshot([part["summary"] for part in parts])
                     now_s = self._clock()
                     if now_s >= next_sample_s:
                         next_sample_s = now_s + wire.HISTORY_EVERY_S
                         self.held.append(orjson.dumps(history_sample(snapshot)))
                     waiting = await waiting_requests(self.summary.dispatcher)
+                    for part in parts:
+                        waiting["requests"] += part["waiting"]["requests"]
+                        waiting["by_tenant"] += part["waiting"]["by_tenant"]
                     await self._publish(orjson.dumps(snapshot), orjson.dumps(waiting))
         finally:
             listener.cancel()
 
     async def stop(self) -> None:
         await self._redis.aclose()
+
+    async def _parts(self) -> list[dict[str, Any]]:
+        """Return the parts of shards that other processes own."""
+        keys = [wire.PART_KEY + role for role in self.lease.shards if role not in self.lease.owned]
+        parts = await self._redis.mget(keys) if keys else []
+        return [orjson.loads(part) for part in parts if part is not None]
+
+    async def _publish_part(self) -> None:
+        """Publish under the first of the shards that this process owns what it adds; nothing where it owns none."""
+        if self.lease.owned and self.lease.holds_shards:
+            part = {"summary": self.summary.part(), "waiting": await waiting_requests(self.summary.dispatcher)}
+            key = wire.PART_KEY + min(self.lease.owned)
+            await self._redis.set(key, orjson.dumps(part), ex=wire.PART_EXPIRES_S)
 
     async def _publish(self, message: bytes, waiting: bytes) -> None:
         samples = list(self.held)

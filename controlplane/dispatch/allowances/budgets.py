@@ -1,26 +1,25 @@
 """Budgets on the data path: requests and tokens a minute, dollars a month.
 
-They are exact in the memory of the process that owns the regions, which serves all requests. Minutes slide: a limit holds
-over any 60 seconds, in buckets of one second. Tokens and dollars are counted as predicted when a request is admitted, and
-corrected when it ends. The month's dollars are those that usage has counted for the budget's row, plus what ended since at
-the row's price of a token; so they survive a restart. A restart forgets the last minute.
+They are exact in the memory of the first dispatcher, which counts all requests. Minutes slide: a limit holds over any 60
+seconds, in buckets of one second. Tokens and dollars are counted as predicted when a request is admitted, and corrected when
+it ends. The month's dollars are those that usage has counted for the budget's row, plus what ended since at the row's price
+of a token; so they survive a restart. A restart forgets the last minute.
 """
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, tzinfo
 
 from channels.db import database_sync_to_async
-from django.db.models import F, Q, Sum
+from django.db.models import Q
 from django.utils import timezone
 
 from controlplane.accounts.models import Budget, BudgetKind
+from controlplane.dispatch.allowances.limits import Exceeded
 from controlplane.events.models import Severity
 from controlplane.events.services import record
-from controlplane.gateway.errors import ApiError, too_many
-from controlplane.gateway.models import LedgerRow
 
 WINDOW_S = 60
 COUNTED_LATE_S = 5.0
@@ -28,6 +27,8 @@ COUNTED_LATE_S = 5.0
 ALERT_EVERY = timedelta(hours=1)
 """Shortest interval between two alerts of a budget by the minute."""
 RATES = frozenset({BudgetKind.REQUESTS, BudgetKind.TOKENS})
+TokensSince = Callable[[datetime, int | None, int | None, str], int]
+"""Tokens of the ledger's requests that arrived since a moment, of a tenant, key and model (None, "": of all)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,18 +143,27 @@ class BudgetHold:
     held: list[tuple[BudgetUse, float]]
     warnings: list[str] = field(default_factory=list)
     """Budgets that are above their soft limit, for a header."""
+    reserved: bool = True
     settled: bool = False
+
+    def reserve(self, on: bool) -> None:
+        """Reserve its dollars, or no longer. Its minute counts it as predicted either way."""
+        if on is not self.reserved:
+            self.reserved = on
+            for use, amount in self.held:
+                if use.terms.kind is BudgetKind.USD:
+                    use.reserved_usd = max(0.0, use.reserved_usd + (amount if on else -amount))
 
     def settle(self, tokens: int) -> None:
         """Correct the prediction to the *tokens* that were used. Only the first call counts."""
         if self.settled:
             return
+        self.reserve(False)
         self.settled = True
         wall_s = self.budgets.wall_clock()
         for use, amount in self.held:
             cost = use.terms.costs(tokens)
             if use.terms.kind is BudgetKind.USD:
-                use.reserved_usd = max(0.0, use.reserved_usd - amount)
                 use.end(wall_s, cost)
             elif use.terms.kind is BudgetKind.TOKENS:
                 use.correct(self.second, cost - amount)
@@ -162,19 +172,20 @@ class BudgetHold:
         """Take the request out of every count: it was not admitted after all."""
         if self.settled:
             return
+        self.reserve(False)
         self.settled = True
         for use, amount in self.held:
-            if use.terms.kind is BudgetKind.USD:
-                use.reserved_usd = max(0.0, use.reserved_usd - amount)
-            else:
+            if use.terms.kind is not BudgetKind.USD:
                 use.correct(self.second, -amount)
 
 
 class Budgets:
     """All budgets of requests. *clock* is monotonic; batch lines waiting are counted where batches are made."""
 
-    def __init__(self, clock: Callable[[], float], wall_clock: Callable[[], float] = time.time) -> None:
-        self.clock, self.wall_clock = clock, wall_clock
+    def __init__(
+        self, clock: Callable[[], float], tokens_since: TokensSince, wall_clock: Callable[[], float] = time.time
+    ) -> None:
+        self.clock, self.tokens_since, self.wall_clock = clock, tokens_since, wall_clock
         self.uses: dict[int, BudgetUse] = {}
         self._reached: dict[int, str] = {}  # by budget: "soft" or "hard", since the last refresh
 
@@ -182,7 +193,7 @@ class Budgets:
         return (use for use in self.uses.values() if use.terms.covers(tenant_id, key_id, model))
 
     def enter(self, tenant_id: int, key_id: int, model: str, tokens: int, *, rates: bool = True) -> BudgetHold:
-        """Admit a request of *tokens*, prompt and predicted output. Raises ApiError 429; then nothing is counted.
+        """Admit a request of *tokens*, prompt and predicted output. Raises Exceeded; then nothing is counted.
 
         A request larger than a whole minute's limit is admitted when nothing else was in that minute. *rates*: whether
         budgets by the minute apply.
@@ -203,13 +214,10 @@ class Budgets:
             held.append((use, amount))
         return self._hold(held, warnings)
 
-    def move(
-        self, admission: BudgetHold, tenant_id: int, key_id: int, model: str, tokens: int, *, rates: bool
-    ) -> BudgetHold:
-        """Count an admitted request towards the budgets of *model* instead, which serves it; whatever is left of them."""
-        admission.cancel()
+    def hold(self, tenant_id: int, key_id: int, model: str, tokens: int, *, rates: bool) -> BudgetHold:
+        """Count a request that was admitted already, whatever is left of its budgets."""
         uses = [use for use in self.of(tenant_id, key_id, model) if rates or use.terms.kind not in RATES]
-        return self._hold([(use, use.terms.costs(tokens)) for use in uses], admission.warnings)
+        return self._hold([(use, use.terms.costs(tokens)) for use in uses], [])
 
     def _hold(self, held: list[tuple[BudgetUse, float]], warnings: list[str]) -> BudgetHold:
         second = math.floor(self.clock())
@@ -220,27 +228,33 @@ class Budgets:
                 use.add(second, amount)
         return BudgetHold(self, second, held, warnings)
 
-    def spent(self, tenant_id: int, key_id: int, model: str) -> BudgetTerms | None:
-        """Return the budget of dollars that stops requests of this key for *model*; None if none does."""
-        now_s, wall_s = self.clock(), self.wall_clock()
-        for use in self.of(tenant_id, key_id, model):
-            terms = use.terms
-            stops = terms.kind is BudgetKind.USD and terms.hard is not None
-            if stops and use.used(now_s, wall_s) - use.reserved_usd >= (terms.hard or 0.0):
-                self._reached[terms.pk] = "hard"
-                return terms
-        return None
+    def spent(self) -> list[BudgetTerms]:
+        """Return the budgets of dollars that stop requests, whatever is still reserved."""
+        spent = [use.terms for use in self.uses.values() if self.is_spent(use)]
+        self._reached.update((terms.pk, "hard") for terms in spent)
+        return spent
 
-    async def refresh(self) -> None:
-        """Read the rows again, and write what was reached since. Raises what the database raises."""
+    def is_spent(self, use: BudgetUse) -> bool:
+        if use.terms.kind is not BudgetKind.USD or use.terms.hard is None:
+            return False
+        return use.used(self.clock(), self.wall_clock()) - use.reserved_usd >= use.terms.hard
+
+    def forget(self) -> None:
+        """Begin with nothing: another process has counted since. `read` reads everything."""
+        self.uses, self._reached = {}, {}
+
+    async def read(self) -> None:
+        """Read the rows again. Raises what the database raises."""
+        rows, ended = await database_sync_to_async(self._load)(set(self.uses))
+        self.apply(rows)
+        for pk, usd in ended.items():
+            self.uses[pk].end(self.wall_clock(), usd)
+
+    async def note(self) -> None:
+        """Write what was reached since the last call. Raises what the database raises; the next call writes it then."""
         reached, self._reached = self._reached, {}
-        known = {pk: use.terms.spent_until_s for pk, use in self.uses.items()}
+        stopping = {pk for pk, use in self.uses.items() if self._stops(use)}
         try:
-            rows, ended = await database_sync_to_async(_load)(known)
-            self.apply(rows)
-            for pk, usd in ended.items():
-                self.uses[pk].end(self.wall_clock(), usd)
-            stopping = {pk for pk, use in self.uses.items() if self._stops(use)}
             await database_sync_to_async(_note)(reached, stopping)
         except BaseException:
             self._reached = reached | self._reached
@@ -262,6 +276,19 @@ class Budgets:
             uses[terms.pk] = use
         self.uses = uses
 
+    def _load(self, known: Collection[int]) -> tuple[list[BudgetTerms], dict[int, float]]:
+        """Return the budgets of requests, and of those not in *known* the costs in the ledger that usage has not counted."""
+        rows = Budget.objects.exclude(kind=BudgetKind.BATCH_LINES).select_related("tenant", "api_key")
+        terms = [BudgetTerms.of(row) for row in rows]
+        new = [each for each in terms if each.kind is BudgetKind.USD and each.pk not in known]
+        return terms, {each.pk: self._not_counted_usd(each) for each in new}
+
+    def _not_counted_usd(self, terms: BudgetTerms) -> float:
+        """Return what requests cost that arrived after usage was counted last; this month's at most."""
+        since_s = max(terms.spent_until_s - COUNTED_LATE_S, month_of(self.wall_clock(), terms.zone).timestamp())
+        since = datetime.fromtimestamp(since_s, UTC)
+        return self.tokens_since(since, terms.tenant_id, terms.key_id, terms.model) * terms.usd_per_token
+
 
 def _exceeds(terms: BudgetTerms, used: float, amount: float) -> bool:
     """Whether a request of *amount* does not fit; what is larger than a whole minute's limit fits alone."""
@@ -271,14 +298,13 @@ def _exceeds(terms: BudgetTerms, used: float, amount: float) -> bool:
     return used + amount > hard and (used > 0.0 or hard == 0.0)
 
 
-def _refused(use: BudgetUse, used: float, amount: float, tokens: int, now_s: float, wall_s: float) -> ApiError:
+def _refused(use: BudgetUse, used: float, amount: float, tokens: int, now_s: float, wall_s: float) -> Exceeded:
     terms = use.terms
     header = ((b"x-budget", f"{terms.scope}: {terms.amount}".encode("ascii", "replace")),)
     if terms.kind is BudgetKind.USD:
         again_at = next_month_of(wall_s, terms.zone)
         left_s = again_at.timestamp() - wall_s
-        return ApiError(
-            429,
+        return Exceeded(
             f"The budget of {terms.scope}, {terms.amount}, is spent (${used:,.2f}). It begins again on"
             f" {again_at:%Y-%m-%d %H:%M} ({terms.zone}), in {left_s / 86_400:.1f} days, or when it is raised.",
             type="insufficient_quota",
@@ -286,15 +312,14 @@ def _refused(use: BudgetUse, used: float, amount: float, tokens: int, now_s: flo
             headers=(*header, (b"retry-after", b"%d" % math.ceil(left_s))),
         )
     wait_s = use.free_in_s(amount, now_s)
-    error = too_many(
+    return Exceeded(
         f"The budget of {terms.scope}, {terms.amount}, is reached: {used:,.0f} in the last minute"
         + (f", and this request needs about {tokens}" if terms.kind is BudgetKind.TOKENS else "")
         + f". Try again in {wait_s:.1f} s.",
         code="rate_limit_exceeded",
         retry_after_s=wait_s,
+        headers=header,
     )
-    error.extra_headers = header
-    return error
 
 
 def month_of(wall_s: float, zone: tzinfo) -> datetime:
@@ -304,26 +329,6 @@ def month_of(wall_s: float, zone: tzinfo) -> datetime:
 
 def next_month_of(wall_s: float, zone: tzinfo) -> datetime:
     return month_of((month_of(wall_s, zone) + timedelta(days=32)).timestamp(), zone)
-
-
-def _load(known: dict[int, float]) -> tuple[list[BudgetTerms], dict[int, float]]:
-    """Return the budgets of requests, and by budget not in *known* what its ledger rows cost that usage has not counted."""
-    rows = Budget.objects.exclude(kind=BudgetKind.BATCH_LINES).select_related("tenant", "api_key")
-    terms = [BudgetTerms.of(row) for row in rows]
-    return terms, {
-        each.pk: _not_counted_usd(each) for each in terms if each.kind is BudgetKind.USD and each.pk not in known
-    }
-
-
-def _not_counted_usd(terms: BudgetTerms) -> float:
-    """Return what requests cost that arrived after usage was counted last; this month's at most."""
-    since_s = max(terms.spent_until_s - COUNTED_LATE_S, month_of(time.time(), terms.zone).timestamp())
-    scope = Q(arrived_at__gte=datetime.fromtimestamp(since_s, UTC))
-    scope &= Q(tenant_id=terms.tenant_id) if terms.tenant_id is not None else Q()
-    scope &= Q(api_key_id=terms.key_id) if terms.key_id is not None else Q()
-    scope &= Q(model=terms.model) if terms.model else Q()
-    tokens = LedgerRow.objects.filter(scope).aggregate(sum=Sum(F("prompt_tokens") + F("output_tokens")))["sum"] or 0
-    return float(tokens) * terms.usd_per_token
 
 
 def _note(reached: dict[int, str], stopping: set[int]) -> None:
