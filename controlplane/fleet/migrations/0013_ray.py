@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('fleet', '0011_owner_roles'),
+        ('fleet', '0012_dark_regions'),
     ]
 
     operations = [
