@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -160,7 +160,7 @@ class RayLauncher:
         found = {}
         with _answers(f"Ray at {self._address}"):
             groups = {each["name"]: len(each["bundles"]) for each in _groups(ray) if only in ("", each["name"])}
-            kept = {name: self._actors(ray, name) for name in groups}
+            kept = _actors(ray, groups)
             asked = {name: [each.state.remote() for each in actors] for name, actors in kept.items()}
             waited = [answer for answers in asked.values() for answer in answers]
             if waited:
@@ -176,7 +176,7 @@ class RayLauncher:
         ray = connect(self._address)
         logs = []
         with _answers(name):
-            for actor in self._actors(ray, name):
+            for actor in _actors(ray, [name])[name]:
                 try:
                     logs.append(ray.get(actor.log.remote(count), timeout=ANSWER_S))
                 except ray.exceptions.RayActorError:
@@ -190,7 +190,7 @@ class RayLauncher:
         """Return the end of the log of the first process of *name*; "" for none."""
         ray = connect(self._address)
         with _answers(name):
-            actors = self._actors(ray, name)[:1]
+            actors = _actors(ray, [name])[name][:1]
             return str(ray.get(actors[0].log.remote(0), timeout=ANSWER_S)[2]) if actors else ""
 
     def _start(self, spec: LaunchSpec) -> Launched:
@@ -252,7 +252,7 @@ class RayLauncher:
     def _stop(self, name: str, grace_s: float) -> None:
         ray = connect(self._address)
         with _answers(name):
-            actors, group = self._actors(ray, name), None
+            actors, group = _actors(ray, [name])[name], None
             with suppress(ValueError):  # there is none
                 group = ray.util.get_placement_group(
                     name
@@ -266,17 +266,21 @@ class RayLauncher:
             if group is not None:
                 ray.util.remove_placement_group(group)
             deadline = time.monotonic() + ANSWER_S
-            while actors and self._actors(ray, name) and time.monotonic() < deadline:  # their names are free again
+            while actors and _actors(ray, [name])[name] and time.monotonic() < deadline:  # their names are free again
                 time.sleep(POLL_S)
 
-    def _actors(self, ray: Any, name: str) -> list[Any]:
-        """Return the living actors of *name*, by rank."""
-        names = [each for each in ray.util.list_named_actors() if each.rpartition(".")[0] == name]
-        actors = []
-        for each in sorted(names, key=lambda each: int(each.rpartition(".")[2])):
+
+def _actors(ray: Any, names: Iterable[str]) -> dict[str, list[Any]]:
+    """Return the living actors of servers by *names*, by rank."""
+    ranks = sorted(
+        (each.rpartition(".")[0], int(each.rpartition(".")[2]), each) for each in ray.util.list_named_actors()
+    )
+    found: dict[str, list[Any]] = {name: [] for name in names}
+    for name, _, each in ranks:
+        if name in found:
             with suppress(ValueError):  # it has just ended
-                actors.append(ray.get_actor(each))
-        return actors
+                found[name].append(ray.get_actor(each))
+    return found
 
 
 def _groups(ray: Any) -> list[dict[str, Any]]:

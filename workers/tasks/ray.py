@@ -1,6 +1,7 @@
 """The Ray cluster: its machines as nodes, and the servers that it keeps, watched by a worker with a RAY_ADDRESS."""
 
 import asyncio
+import functools
 import logging
 
 from django.conf import settings
@@ -22,10 +23,13 @@ ENDED = (InstanceState.FAILED, InstanceState.STOPPED)
 
 @app.task(autoretry_for=(LaunchError,), max_retries=None, default_retry_delay=10)
 def join_ray() -> None:
-    """Report the machines of the cluster, as a worker on the queue of Ray has begun to listen."""
+    """Report the machines of the cluster until one is a node, as a worker on the queue of Ray has begun to listen."""
     if not settings.RAY_ADDRESS:
         logger.warning("this worker listens on the queue %s, and has no RAY_ADDRESS", hosts.RAY)
+        return
     watch_ray(forward=False)
+    if not Node.objects.exclude(ray={}).exists():
+        raise LaunchError("no machine of the cluster is a node yet")
 
 
 def watch_ray(forward: bool = True) -> int:
@@ -63,15 +67,23 @@ def watch_ray(forward: bool = True) -> int:
             logger.info("%s: %s", instance.name, error)
     if failed:
         notify()
-    if problems:
+    if problems and forward:
         raise LaunchError("; ".join(problems))
+    _warn("; ".join(problems))
     return failed
+
+
+@functools.lru_cache(maxsize=1)
+def _warn(problems: str) -> None:
+    """Log *problems*, once for as long as they are the same."""
+    if problems:
+        logger.warning("not nodes: %s", problems)
 
 
 def _fail(instance: Instance, launcher: RayLauncher, state: State) -> None:
     error = launcher.log(instance.name, 0)[2]
-    reason = f"its server is {state.ended}" if state.ended[:5] in ("lost ", "not k") else f"its server {state.ended}"
-    move(instance, InstanceState.FAILED, actor=fleet.ACTOR, reason=": ".join(filter(None, [reason, error])))
+    reason = ": ".join(filter(None, ["its server is gone", state.ended, error]))
+    move(instance, InstanceState.FAILED, actor=fleet.ACTOR, reason=reason)
 
 
 def _end(instance: Instance, launcher: RayLauncher, state: State) -> None:
