@@ -11,7 +11,8 @@ from controlplane.events.models import Event
 from controlplane.fleet import places, services
 from controlplane.fleet.lifecycle import engine_logs, hosts, ray_nodes
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import CommandState, Launcher, Node
+from controlplane.fleet.models import CommandState, InstanceCommand, Launcher, Node
+from controlplane.planning.execution import rows
 from workers.ray.launcher import Machine
 from workers.tasks import fleet as tasks
 
@@ -139,6 +140,14 @@ class TestInstances:
             CommandState.PENDING,
             "Ray's head at 127.0.0.1:1 does not answer (Connection refused)",
         )
+
+    def test_the_gateway_leaves_its_commands(self, rays, make_instance, settings):
+        settings.RAY_ADDRESS = "127.0.0.1:1"
+        command = services.stop(make_instance(launcher=Launcher.RAY, node=rays), rows.executor.FLOOR_ACTOR, "no load")
+        InstanceCommand.objects.update(created_at=timezone.now() - 2 * rows.COMMAND_PATIENCE)
+        assert rows.run_commands.__wrapped__() == 0
+        command.refresh_from_db()
+        assert (command.state, command.error) == (CommandState.PENDING, "")
 
     def test_its_log_is_asked_for_where_ray_is(self, rays, make_instance, settings, monkeypatch):
         asked = []
