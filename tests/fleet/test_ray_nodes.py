@@ -13,8 +13,10 @@ from controlplane.fleet.lifecycle import engine_logs, hosts, ray_nodes
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import CommandState, InstanceCommand, Launcher, Node
 from controlplane.planning.execution import rows
-from workers.ray.launcher import Machine
+from workers.ray.launcher import LOST, Machine, State
 from workers.tasks import fleet as tasks
+from workers.tasks import ray as watching
+from workers.vllm.launcher import Launched
 
 pytestmark = pytest.mark.django_db
 S = InstanceState
@@ -157,6 +159,63 @@ class TestInstances:
             log = engine_logs.read(instance, 5)
             assert (log.host, log.error) == ("gpu-7", "The worker that is connected to Ray does not answer.")
         assert asked == ["ray", ""]
+
+
+class FakeLauncher:
+    """Ray's launcher with given *states*."""
+
+    def __init__(self, **states):
+        self.kept, self.stopped = states, []
+
+    def states(self):
+        return self.kept
+
+    def text(self, name):
+        return "Starting to load model"
+
+    def log(self, name, count):
+        return "file", [], "ValueError: no such model"
+
+    async def stop(self, name, *, grace_s):
+        self.stopped.append(name)
+
+
+RUNS, ENDED = State(Launched("http://10.0.0.7:1", 7), ""), State(None, "ended with status 3")
+
+
+class TestWatching:
+    @pytest.mark.parametrize(
+        ("state", "rays_state", "becomes", "stopped"),
+        [
+            (S.LOADING, RUNS, S.LOADING, False),
+            (S.LOADING, ENDED, S.FAILED, True),
+            (S.LOADING, None, S.FAILED, True),
+            (S.READY, RUNS, S.READY, False),
+            (S.READY, ENDED, S.FAILED, True),
+            (S.DRAINING, LOST, S.FAILED, True),
+            (S.READY, None, S.READY, False),  # a head that has lost its tables: it serves as long as it can
+            (S.PROVISIONING, ENDED, S.PROVISIONING, False),
+            (S.FAILED, ENDED, S.FAILED, True),
+            (S.FAILED, RUNS, S.FAILED, False),  # it may only hang
+            (S.STOPPED, None, S.STOPPED, False),
+        ],
+    )
+    def test_servers_that_ray_keeps(
+        self, rays, make_instance, settings, monkeypatch, state, rays_state, becomes, stopped
+    ):
+        settings.RAY_ADDRESS = "127.0.0.1:1"
+        row = make_instance(name="m-1", state=state, launcher=Launcher.RAY, node=rays)
+        launcher = FakeLauncher(**({"m-1": rays_state} if rays_state else {}))
+        monkeypatch.setattr(watching, "RayLauncher", lambda address: launcher)
+        monkeypatch.setattr(watching, "machines", lambda address: [MACHINE])
+        assert watching.watch_ray() == (becomes == S.FAILED != state)
+        row.refresh_from_db()
+        assert (row.state, launcher.stopped) == (becomes, ["m-1"] if stopped else [])
+        if becomes == S.FAILED != state:
+            assert row.state_reason.startswith("its server is gone: ")
+            assert row.state_reason.endswith("ValueError: no such model")
+        elif state == S.LOADING:
+            assert row.startup == "Loading weights"
 
 
 def test_the_page_of_nodes_shows_rays_view(rays, client, operator):

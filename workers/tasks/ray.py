@@ -56,9 +56,10 @@ def watch_ray(forward: bool = True) -> int:
     ):  # read after `states`: a start writes its row first
         state = states.get(instance.name, UNKNOWN)
         try:
-            if instance.state in ALIVE and state.ended and open_command(instance) is None:
+            if _is_gone(instance, state):
                 _fail(instance, launcher, state)
                 failed += 1
+                _end(instance, launcher, state)  # what is left of it must not answer heartbeats again
             elif instance.state == InstanceState.LOADING:
                 engine_logs.note_phase(instance, launcher.text(instance.name))
             elif instance.state in ENDED and instance.name in states and open_command(instance) is None:
@@ -78,6 +79,15 @@ def _warn(problems: str) -> None:
     """Log *problems*, once for as long as they are the same."""
     if problems:
         logger.warning("not nodes: %s", problems)
+
+
+def _is_gone(instance: Instance, state: State) -> bool:
+    """Return whether *instance* should have a server and has none. One that Ray does not know, since its head has lost its
+    tables, serves on until its raylet ends: heartbeats see that.
+    """
+    if instance.state not in ALIVE or not state.ended or open_command(instance) is not None:
+        return False
+    return state != UNKNOWN or instance.state == InstanceState.LOADING
 
 
 def _fail(instance: Instance, launcher: RayLauncher, state: State) -> None:
