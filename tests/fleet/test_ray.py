@@ -78,7 +78,7 @@ def agent(redis_url, cluster, tmp_path, settings):  # noqa: F811
         process = subprocess.Popen([*command, "--loglevel", "info"], env=environment, cwd=ROOT, stdout=log, stderr=log)
     yield
     process.terminate()
-    process.wait(30)
+    process.wait(90)  # a connection to Ray may take half a minute to end
 
 
 def answers(url):

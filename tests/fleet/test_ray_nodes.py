@@ -143,6 +143,15 @@ class TestInstances:
             "Ray's head at 127.0.0.1:1 does not answer (Connection refused)",
         )
 
+    def test_a_command_that_runs_when_the_head_goes_waits_again(self, rays, make_instance, settings, monkeypatch):
+        settings.RAY_ADDRESS = "127.0.0.1:1"
+        away = iter(["", "the head is away", "the head is away"])
+        monkeypatch.setattr(tasks, "unreachable", lambda address: next(away))
+        command = services.stop(make_instance(launcher=Launcher.RAY, node=rays), "test", "enough")
+        tasks.run_command(command.pk)
+        command.refresh_from_db()
+        assert (command.state, command.error, command.started_at) == (CommandState.PENDING, "the head is away", None)
+
     def test_the_gateway_leaves_its_commands(self, rays, make_instance, settings):
         settings.RAY_ADDRESS = "127.0.0.1:1"
         command = services.stop(make_instance(launcher=Launcher.RAY, node=rays), rows.executor.FLOOR_ACTOR, "no load")

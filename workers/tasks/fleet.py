@@ -63,10 +63,7 @@ def run_command(command_id: int) -> None:
         return
     if waits_for_gpus(pending):
         return  # delivered again when they are free
-    why = hosts.obstacle(pending.instance)
-    if not why and pending.instance.launcher == Launcher.RAY:
-        why = unreachable(settings.RAY_ADDRESS)  # its commands wait until the head is back
-    if why:
+    if why := hosts.obstacle(pending.instance) or head_away(pending.instance):
         _pass_on(pending, why)
         return
     command = claim(command_id)
@@ -76,6 +73,10 @@ def run_command(command_id: int) -> None:
     try:
         VERBS[CommandVerb(command.verb)](instance, command)
     except (LaunchError, VllmError, ActionError) as error:
+        if why := head_away(instance):  # it went while the command ran
+            InstanceCommand.objects.filter(pk=command.pk).update(state=CommandState.PENDING, started_at=None)
+            _pass_on(command, why)
+            return
         _fail(command, str(error))
     except Exception as error:
         logger.exception("command %s: %s %s", command.pk, command.verb, instance.name)
@@ -217,6 +218,11 @@ def claim(command_id: int) -> InstanceCommand | None:
     )
     command.instance.refresh_from_db()
     return command if claimed else None
+
+
+def head_away(instance: Instance) -> str:
+    """Return why the head of Ray's cluster cannot be asked, where *instance* needs it: its commands wait; else ""."""
+    return unreachable(settings.RAY_ADDRESS) if instance.launcher == Launcher.RAY else ""
 
 
 def waits_for_gpus(command: InstanceCommand) -> bool:
