@@ -145,6 +145,11 @@ def _of_rows(now: datetime, titles: Mapping[str, str]) -> Iterator[Problem]:
         words = f"{node.host}: starts, stops and pulls wait there"
         href = f"/nodes/?open={node}"
         yield Problem("part", f"node {node}", "critical", title, words, href, rank=0.2, since=node.reported_at)
+    for node in Node.objects.exclude(ray={}).order_by("name"):
+        if words := node.ray.get("error") or ("Ray has lost its machines" if node.ray.get("lost") else ""):
+            title = f"Ray does not answer for {node}" if node.ray.get("error") else f"{node} is lost"
+            href = f"/nodes/?open={node}"
+            yield Problem("part", f"node {node}", "critical", title, words, href, rank=0.2, since=node.reported_at)
     for status in failed():
         if status.rollout is not None:
             model, region = status.deployment.model.name, status.deployment.region.name

@@ -131,6 +131,7 @@ NODES = Resource(
         Column("stock_here", label="Weights", draw=COUNTS, rest=False),
         Column("host", "Agent", draw="console/nodes/agent_cell.html"),
         Column("reported_at", "Reported (UTC)", label="Reported", draw="age"),
+        Column("ray", "Ray", type=dict[str, Any]),
     ),
     filters=(
         search_in("name", "address", control=Search("q", "Search by name or address")),
