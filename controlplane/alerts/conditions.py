@@ -20,7 +20,7 @@ SHORT_WINDOWS: Final = 12
 MIN_JUDGED: Final = 10
 """Requests in the short window below which a burn says nothing: one miss of three is no incident."""
 KINDS: Final = {
-    Condition.INSTANCE: ("instance", "gpu"),
+    Condition.INSTANCE: ("instance", "gpu", "region"),
     Condition.PLAN: ("plan",),
     Condition.JOB: ("job", "part"),
     Condition.FLAPPING: ("flapping",),

@@ -41,7 +41,9 @@ class Problem(Struct, frozen=True):
     the alert itself knows it. *href* is written out: a process that serves no page need not load the URL configuration.
     """
 
-    kind: str  # instance, gpu, saturated, endpoint, queue, slo, errors, rollout, flapping, plan, batch, part, job
+    kind: (
+        str  # instance, gpu, region, saturated, endpoint, queue, slo, errors, rollout, flapping, plan, batch, part, job
+    )
     subject: str
     severity: str  # critical, warning
     title: str
@@ -82,6 +84,8 @@ class Known(Struct, frozen=True):
     """Holder and reason of a held instance."""
     titles: Mapping[str, str] = {}
     """Of regions, by name."""
+    dark: frozenset[str] = frozenset()
+    """Regions that are dark: one problem each, not one of each instance and endpoint there."""
     open_alerts: int = 0
     """Neither acknowledged nor silenced."""
 
@@ -108,6 +112,7 @@ def read_known(now: datetime) -> Known:
             for model, region, by in held.values_list("deployment__model__name", "deployment__region__name", "held")
         },
         titles,
+        frozenset(Region.objects.exclude(dark_since=None).values_list("name", flat=True)),
         unseen.count(),
     )
 
@@ -131,6 +136,9 @@ def _of_rows(now: datetime, titles: Mapping[str, str]) -> Iterator[Problem]:
         yield Problem("flapping", subject, "warning", title, words, href, each.model, 0.6, value=count)
     for gpu in Gpu.objects.filter(cordoned__startswith=ACTOR).select_related("node"):
         yield Problem("gpu", str(gpu), "critical", f"{gpu} failed", f"cordoned by {gpu.cordoned}", "/places/", rank=0.7)
+    for place in Region.objects.exclude(dark_since=None):
+        title, words = f"{place} is dark", "its instances are silent; other regions serve its requests"
+        yield Problem("region", place.name, "critical", title, words, "/places/", rank=0.1, since=place.dark_since)
     silent = Node.objects.filter(active=True, reported_at__lt=now - AGENT_SILENT).exclude(host="")
     for node in silent.order_by("name"):
         title = f"The agent of {node} does not report"
@@ -188,6 +196,8 @@ def _instances(table: Table, known: Known) -> Iterator[Problem]:
                 words = f"failed {failures} times in a row, the next start waits longer; {where}"
             case "failed":
                 rank, how, words = 1, "failed", where
+            case "unreachable" if row["region"] in known.dark:
+                continue
             case "unreachable":
                 rank, how, words = 2, "does not answer", where
             case "resting":
@@ -207,6 +217,8 @@ def _endpoints(table: Table, known: Known) -> Iterator[Problem]:
         model, region, waiting, ready = row["model"], row["region"], row["waiting"] or 0, row["instances_ready"] or 0
         name, subject, href = known.where(model, region), f"{model} in {region}", _link("/instances/", model, region)
         least, bound = known.min_instances.get((model, region), 0), known.queue_bounds.get((model, region), 0)
+        if region in known.dark:
+            continue
         if ready < least:
             words = "fewer than its minimum" + (f"; {waiting:,} requests wait" if waiting else "")
             if by_whom := known.held.get((model, region)):

@@ -183,6 +183,17 @@ class Dispatcher(Core):
         for request in list(replica.requests):
             self.deliver(port.Lost(request.asked.number))
 
+    def leave_region(self, region: str) -> None:
+        """Leave *region*, which went dark: what waits there moves, and what runs there without output is retried."""
+        topology = self.topology
+        for endpoint in topology.endpoints:
+            if endpoint.region == region:
+                self.sweeping.rehome(endpoint)
+        for replica in topology.replicas.values():
+            if replica.spec.region == region:
+                for request in [each for each in replica.requests if not each.output_tokens]:
+                    self.deliver(port.Lost(request.asked.number))
+
     def stop_run(self, application: tuple[int, str], run: str) -> None:
         """End all open calls of a run, and refuse later ones."""
         self.runs.stop(application, run)

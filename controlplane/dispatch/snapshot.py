@@ -90,7 +90,12 @@ class Snapshot:
             instances=[self._instance(one, heard) for one in replicas],
             running=[
                 self._running(request, self._numbers[one.slot])
-                for _, request, one in sorted((_placed(each), each, one) for one in replicas for each in one.requests)
+                for _, request, one in sorted(
+                    (_placed(each), each, one)
+                    for one in replicas
+                    for each in one.requests
+                    if not topology.is_dark(one.spec.region)
+                )
             ],
             waiting=waiting,
             endpoints=[self._endpoint(each) for each in sorted(topology.endpoints, key=lambda one: one.is_spot)],
@@ -177,7 +182,8 @@ class Snapshot:
             model=spec.model,
             region=spec.region,
             gpu=spec.gpu_type,
-            state=CONDITIONS[state],
+            # A dark region serves nothing, for as long as anybody knows.
+            state=Condition.FAILED if self.dispatcher.topology.is_dark(spec.region) else CONDITIONS[state],
             spot=replica.endpoint.is_spot,
             since_s=spec.state_changed_at - wall_s,
             ends_s=ends_s,

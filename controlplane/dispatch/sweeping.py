@@ -34,14 +34,14 @@ class Sweeping(Stage):
 
     def sweep(self) -> None:
         """Refuse requests held too long, and move those that are better off elsewhere."""
-        core, now_s = self.core, self.core.clock()
+        core = self.core
         check = core.guarded(self._check_hold)
         # Those of donated instances come last, in the order of their models and regions, not as they were first needed.
         for endpoint in sorted(core.topology.endpoints, key=lambda one: (one.is_spot, (one.base or one).index)):
             self._follow_start(endpoint)
             for request in self.queue.still_waiting(endpoint):
                 check(request)
-            self._rehome(endpoint, now_s)
+            self.rehome(endpoint)
         for request in self.holding.of_unserved():
             check(request)
 
@@ -69,9 +69,9 @@ class Sweeping(Stage):
         if not self._give_up_late(request):
             self.holding.hold_until(request, self.core.clock() + SWEEP_S)
 
-    def _rehome(self, endpoint: Endpoint, now_s: float) -> None:
+    def rehome(self, endpoint: Endpoint) -> None:
         """Move requests that wait for *endpoint* to a better one, as long as there is one."""
-        kept = set[bool]()  # whether requests of a kind stay
+        kept, now_s = set[bool](), self.core.clock()  # whether requests of a kind stay
         while self._moves(endpoint, now_s, kept):
             pass
 

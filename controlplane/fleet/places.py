@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from django.db.models import Q, QuerySet, Sum
 
 from controlplane.fleet.lifecycle.states import ActionError, InstanceState
-from controlplane.fleet.models import Deployment, Instance, Node
+from controlplane.fleet.models import Deployment, Instance, Node, Region
 from controlplane.fleet.models.instances import gpus_of
 
 
@@ -24,7 +24,13 @@ def obstacle(instance: Instance) -> str:
     """
     if instance.held:
         return f"{instance.name} is held by {instance.held}: an operator's start lifts that"
-    return cordon_of(instance)
+    return _dark(instance.deployment.region) or cordon_of(instance)
+
+
+def _dark(region: Region) -> str:
+    if region.dark_since is None:
+        return ""
+    return f"{region} is dark since {region.dark_since:%H:%M} UTC: nothing is started there until it answers"
 
 
 def cordon_of(instance: Instance) -> str:
@@ -38,17 +44,18 @@ def cordon_of(instance: Instance) -> str:
 def bounds(deployments: Iterable[Deployment]) -> dict[int, tuple[int, int]]:
     """Return (minimum, maximum) instances that automation may plan for each of *deployments*, by key.
 
-    A held instance keeps its place, and where it is cordoned nothing is added: floor, strategies, plans, rollouts and
-    simulations of what comes go by these, not by the deployment's own bounds.
+    A held instance keeps its place, and where it is cordoned or dark nothing is added: floor, strategies, plans, rollouts
+    and simulations of what comes go by these, not by the deployment's own bounds.
     """
     rows = list(deployments)
     held = _counts(Instance.objects.exclude(held="").filter(state=InstanceState.STOPPED), rows)
     cordoned = set(Node.objects.exclude(cordoned="").filter(active=True).values_list("region_id", "gpu_type_id"))
-    narrow = [row for row in rows if row.region.cordoned or (row.region_id, row.gpu_type_id) in cordoned]
+    shut = {row.pk for row in rows if row.region.cordoned or row.region.dark_since}
+    narrow = [row for row in rows if row.pk in shut or (row.region_id, row.gpu_type_id) in cordoned]
     present = _counts(Instance.objects.present(), narrow) if narrow else Counter()
     made = {row.pk: max(0, row.max_instances - held[row.pk]) for row in rows}
     for row in narrow:
-        room = 0 if row.region.cordoned else _room(row)
+        room = 0 if row.pk in shut else _room(row)
         made[row.pk] = min(made[row.pk], present[row.pk] + room)
     return {row.pk: (min(row.min_instances, made[row.pk]), made[row.pk]) for row in rows}
 
@@ -88,6 +95,8 @@ def pick(deployment: Deployment, *, by_operator: bool = False) -> Node | None:
     Held instances keep theirs, but for what an operator adds. *deployment* is locked. Raises NoRoom when no node has the
     GPUs.
     """
+    if not by_operator and (why := _dark(deployment.region)):
+        raise NoRoom(why)
     if deployment.region.cordoned:
         raise NoRoom(f"{deployment.region} is cordoned by {deployment.region.cordoned}")
     nodes = list(_nodes(deployment))
@@ -154,7 +163,12 @@ def first_free(kind: type[Instance] | type[Node], base: str) -> str:
 
 
 def plannable_gpus(node: Node) -> int:
-    """Return the GPUs of *node* for instances: those in use if it is cordoned, else all but held and cordoned ones."""
+    """Return the GPUs of *node* for instances: those in use if it is cordoned, else all but held and cordoned ones.
+
+    None in a dark region.
+    """
+    if node.region.dark_since:
+        return 0
     usable = node.gpu_count - len(node.cordoned_gpus())
     if node.cordoned or node.region.cordoned:
         return usable - max(0, node.free_gpus())

@@ -75,9 +75,10 @@ REGIONS = Resource(
         Column("title", "Region"),
         Column("active"),
         Column("cordoned", "Cordoned by", label="Starts", draw=STARTS),
+        Column("dark_since", "Dark since (UTC)", label="Dark since", draw="moment"),
         Column("latency_ms", type=dict[str, float]),
     ),
-    page=("title", "name", "cordoned"),
+    page=("title", "name", "cordoned", "dark_since"),
 )
 PRICES = Resource(
     name="prices",

@@ -9,7 +9,7 @@ MAKES = {"create_task", "ensure_future", "run_coroutine_threadsafe"}
 AWAITED = {
     "controlplane/background.py": 1,
     "controlplane/console/live/feed.py": 1,
-    "controlplane/dispatch/live_fleet/heartbeats.py": 1,
+    "controlplane/dispatch/live_fleet/heartbeats.py": 2,
     "controlplane/dispatch/live_fleet/kv_caches.py": 1,
     "controlplane/gateway/upstream/adapters.py": 1,
     "workers/traffic/__main__.py": 1,

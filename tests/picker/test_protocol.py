@@ -30,7 +30,7 @@ def address_of(asking, index=0):
 
 def unsettled(asking):
     """Sequences that count towards the tenant's limit."""
-    return sum(use.sequences for use in asking.served.gateway.limits._use.values())
+    return sum(use.sequences for use in asking.served.gateway.dispatching.allowances.limits._use.values())
 
 
 @pytest.mark.parametrize("request_mode", [FULL, BUFFERED])

@@ -8,6 +8,8 @@ from typing import Any
 
 import aiohttp
 
+from tests.oracles import histograms
+from tests.oracles.histograms import Ended
 from tests.vllm.conftest import MODEL, Server
 from workers.vllm.client import VllmClient
 from workers.vllm.metrics import VllmMetrics
@@ -33,6 +35,11 @@ async def reached(control: VllmClient, condition: Callable[[VllmMetrics], bool])
         return condition(await control.metrics())
 
     await eventually(true)
+
+
+async def ended(http: aiohttp.ClientSession, server: Server) -> Ended:
+    async with http.get(server.url + "/metrics") as response:
+        return histograms.ended(await response.text())
 
 
 async def idle(control: VllmClient) -> None:

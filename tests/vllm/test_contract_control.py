@@ -7,11 +7,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.oracles.histograms import quantile, since
-from tests.vllm.calls import COMPLETION, begun, generate, idle, post, reached, rest
+from tests.oracles.histograms import Ended, quantile, since
+from tests.vllm.calls import COMPLETION, begun, ended, generate, idle, post, reached, rest
 from tests.vllm.conftest import MAX_MODEL_LEN, MAX_NUM_QUEUED_REQS, MAX_NUM_SEQS, MODEL, Server
 from workers.vllm.client import VllmClient, VllmError
-from workers.vllm.metrics import VllmMetrics
 
 pytestmark = pytest.mark.gate
 
@@ -38,19 +37,21 @@ async def test_health_version_load(server: Server, http: aiohttp.ClientSession, 
 
 
 async def test_metrics_count_what_was_done(server: Server, http: aiohttp.ClientSession, control: VllmClient) -> None:
-    before = await control.metrics()
+    before, ended_before = await control.metrics(), await ended(http, server)
     await asyncio.gather(*(generate(http, server, 8, prompt=[number] * 20) for number in range(1, 6)))
-    await reached(control, lambda m: m.e2e_s.count >= before.e2e_s.count + 5)
+    async with asyncio.timeout(30):
+        while (done := await ended(http, server)).e2e_s.count < ended_before.e2e_s.count + 5:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
     after = await control.metrics()
     assert after.model_name == MODEL
     assert after.prompt_tokens_total - before.prompt_tokens_total == 100
     assert after.generation_tokens_total - before.generation_tokens_total == 40
-    assert after.success_total["length"] - before.success_total["length"] == 5
-    assert since(after.ttft_s, before.ttft_s).count == 5
-    assert since(after.itl_s, before.itl_s).count == 35
-    assert set(after.success_total) == {"stop", "length", "abort", "error", "repetition"}
+    assert done.success_total["length"] - ended_before.success_total["length"] == 5
+    assert since(done.ttft_s, ended_before.ttft_s).count == 5
+    assert since(done.itl_s, ended_before.itl_s).count == 35
+    assert set(done.success_total) == {"stop", "length", "abort", "error", "repetition"}
     assert after.kv_cache_size_tokens == after.num_gpu_blocks * after.block_size > MAX_MODEL_LEN
-    ttft = quantile(since(after.ttft_s, before.ttft_s), 0.5)
+    ttft = quantile(since(done.ttft_s, ended_before.ttft_s), 0.5)
     assert ttft is not None
     assert ttft > 0
 
@@ -88,29 +89,29 @@ async def test_priority_order_under_load(server: Server, http: aiohttp.ClientSes
 async def test_disconnect_frees_a_streamed_request(
     server: Server, http: aiohttp.ClientSession, control: VllmClient
 ) -> None:
-    before = await control.metrics()
+    before = await ended(http, server)
     (await begun(http, server, 4000)).close()
     await idle(control)
-    await gone(control, before)
+    await gone(http, server, control, before)
 
 
 async def test_disconnect_frees_a_plain_request(
     server: Server, http: aiohttp.ClientSession, control: VllmClient
 ) -> None:
-    before = await control.metrics()
+    before = await ended(http, server)
     call = asyncio.create_task(http.post(f"{server.url}/v1/completions", json={**COMPLETION, "max_tokens": 4000}))
     await reached(control, lambda m: m.running == 1)
     call.cancel()
     await idle(control)
-    await gone(control, before)
+    await gone(http, server, control, before)
 
 
-async def gone(control: VllmClient, before: VllmMetrics) -> None:
+async def gone(http: aiohttp.ClientSession, server: Server, control: VllmClient, before: Ended) -> None:
     """Nothing is left of a request whose caller left, and it does not count as finished."""
-    after = await control.metrics()
-    assert after.generation_tokens_total - before.generation_tokens_total < 4000
+    after = await ended(http, server)
     assert after.success_total == before.success_total
-    assert after.kv_usage_ratio == 0
+    assert after.generation_tokens_total - before.generation_tokens_total < 4000
+    assert (await control.metrics()).kv_usage_ratio == 0
 
 
 async def test_admission(server: Server, http: aiohttp.ClientSession, control: VllmClient) -> None:
@@ -164,13 +165,13 @@ async def test_the_head_of_a_stream_comes_at_once(
 
 
 async def test_sleep_aborts_running_requests(server: Server, http: aiohttp.ClientSession, control: VllmClient) -> None:
-    before = await control.metrics()
+    before = await ended(http, server)
     response = await begun(http, server, 4000)
     await control.sleep(level=1, mode="abort")
     chunks = await rest(response)
     assert chunks[-2]["choices"][0]["finish_reason"] == "abort"
     assert chunks[-1]["usage"]["completion_tokens"] < 4000
-    after = await control.metrics()
+    after = await ended(http, server)
     assert after.success_total["abort"] - before.success_total["abort"] == 1
 
 

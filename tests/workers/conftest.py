@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from tests.oracles.histograms import Ended, ended
 from workers.emulator.instance import EmulatedInstance
 from workers.emulator.server import Fleet, make_app, run
 from workers.emulator.spec import InstanceSpec, read_spec
@@ -110,6 +111,10 @@ class Emulator:
     async def metrics(self, name: str = "one") -> VllmMetrics:
         async with self.session.get(f"{self.url}/{name}/metrics") as response:
             return parse(await response.text())
+
+    async def ended(self, name: str = "one") -> Ended:
+        async with self.session.get(f"{self.url}/{name}/metrics") as response:
+            return ended(await response.text())
 
 
 @pytest.fixture

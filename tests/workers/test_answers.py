@@ -73,8 +73,7 @@ async def test_several_prompts_and_choices(emulator: Emulator) -> None:
     events = await emulator.stream(prompt=[[1, 2], [3, 4, 5]], n=2, max_tokens=6, seed=1)
     for index in range(4):
         assert len(texts(events, index).split()) == 6
-    m = await emulator.metrics()
-    assert m.success_total["length"] == 8
+    assert (await emulator.ended()).success_total["length"] == 8
 
 
 async def test_echo(emulator: Emulator) -> None:

@@ -55,6 +55,10 @@ class Health:
 
     heard_s: float = -math.inf
     """Last sign of life: an answered heartbeat, headers, a token, an answer."""
+    unanswered_s: float = math.inf
+    """Start of the first heartbeat since then; infinity before it."""
+    checked_s: float = -math.inf
+    """Last check of `/health` for the want of an answer."""
     served_s: float = -math.inf
     """Last token or complete answer."""
     slow: bool = False  # silent, but too briefly to fail
@@ -74,7 +78,7 @@ class Health:
     _wedged_s: float | None = None  # start of the stall; None while there is none
 
     def heard(self, now_s: float, *, served: bool = False) -> None:
-        self.heard_s = now_s
+        self.heard_s, self.unanswered_s = now_s, math.inf
         if served:
             self.served_s = now_s
 

@@ -12,6 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable
+from datetime import datetime
 
 import aiohttp
 import orjson
@@ -19,16 +20,20 @@ from channels.db import database_sync_to_async
 from django.conf import settings
 from django.db import transaction
 
+from controlplane.background import spawn
 from controlplane.dispatch.dispatcher import Dispatcher
+from controlplane.dispatch.live_fleet import dark_regions
+from controlplane.dispatch.live_fleet.dark_regions import DarkRegions
 from controlplane.dispatch.live_fleet.health import Notice
 from controlplane.dispatch.live_fleet.inventory import POLLED, InstanceSpec
-from controlplane.dispatch.live_fleet.topology import Replica
+from controlplane.dispatch.live_fleet.topology import Counted, Replica
 from controlplane.events.services import record
 from controlplane.fleet import services
 from controlplane.fleet.lifecycle.states import SERVING, ActionError, InstanceState
-from controlplane.fleet.models import CommandState, CommandVerb, Instance, Model
+from controlplane.fleet.models import CommandState, CommandVerb, Instance, Model, Region
 from controlplane.fleet.spot.services import record_evicted
 from controlplane.jobs.record import Job
+from scheduling.control.dark_regions import LOOK_S
 from scheduling.model_task import Task
 from workers.vllm.metrics import VllmMetrics, parse
 from workers.vllm.tasks import missing_paths, task_of
@@ -36,10 +41,16 @@ from workers.vllm.tasks import missing_paths, task_of
 logger = logging.getLogger(__name__)
 S = InstanceState
 ACTOR = "gateway"
-ROUND_S = 1.5
-"""Longest wait of a round for an answer; a slower one is awaited during the next rounds."""
+GIVEN_UP = SERVING | {S.SLEEPING}
+"""States of instances that silence or a failure fails."""
+ROUND_S = 1.0
+"""Longest wait of a round for its answers; a slower one is awaited during the next rounds."""
 METRICS_S = 30.0
 HEALTH_S = 1.5
+CHECKED_SHARE, CHECKED_MOST_S = 0.25, 5.0
+"""A silent instance is checked again after this share of its silence, and this time at the most."""
+BEHIND_S = 0.5
+"""Delay of the watch for silence that shows that the process itself had no processor: silence counts from then on."""
 DOUBT_S = 0.05
 """Pause before checking a server that cut a request off: one that shuts down closes its sockets one by one."""
 TOKENS_FLOW_S = 1.0
@@ -86,9 +97,14 @@ class Heartbeats:
         self.refresh = refresh
         self.lag_ms = 0.0  # duration of the last round
         self.job = job
+        self.regions = DarkRegions(dispatcher, self.clock)
         self._reading: dict[Replica, asyncio.Task[None]] = {}
+        self._checking: dict[Replica, asyncio.Task[None]] = {}
+        self._behind_s = -math.inf
+        """When this process was last found behind: it did not listen until then, whatever instances said."""
 
     async def run(self) -> None:
+        watch = spawn(self._watch(), "watch for silent instances and regions")
         try:
             while True:
                 began = time.monotonic()
@@ -101,8 +117,38 @@ class Heartbeats:
                     with self.job:
                         await self._round(self._doubted())
         finally:
-            for reading in self._reading.values():
-                reading.cancel()
+            for task in (watch, *self._reading.values(), *self._checking.values()):
+                task.cancel()
+
+    async def _watch(self) -> None:
+        """Check instances that leave a heartbeat unanswered, and look for regions that do as a whole."""
+        owned, looked_s = False, self.clock()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            before_s, looked_s = looked_s, self.clock()
+            if looked_s - before_s > LOOK_S + BEHIND_S:
+                self._behind_s = looked_s
+            try:
+                owned, before = self.owns(), owned
+                if owned:
+                    if not before:
+                        self.regions.remember()
+                    self.regions.look()
+                    self._check_silence()
+            except Exception:
+                logger.exception("heartbeats: the watch for silence failed, and goes on")
+
+    def _check_silence(self) -> None:
+        """Check instances that are silent for long, and a few of those of a region that seems to go dark."""
+        now_s, suspects = self.clock(), self.regions.suspects
+        for replica in (*self._reading, *suspects):
+            health, silence_s = replica.health, self.clock() - replica.health.heard_s
+            if replica in self._checking or replica.spec.state not in GIVEN_UP:
+                continue
+            pause_s = min(CHECKED_MOST_S, CHECKED_SHARE * silence_s)
+            if replica in suspects or (silence_s >= SLOW_S and now_s - health.checked_s >= pause_s):
+                health.checked_s = now_s
+                self._checking[replica] = asyncio.create_task(self._look_at_silence(replica))
 
     async def _is_doubted(self, within_s: float) -> bool:
         """Wait, and return whether an instance came into doubt meanwhile."""
@@ -125,20 +171,26 @@ class Heartbeats:
     async def _round(self, replicas: Iterable[Replica]) -> None:
         """Read each of *replicas* once. Raises the first error other than an instance's silence, after all were read."""
         replicas = list(replicas)
+        begun, now_s = [], self.clock()
         for replica in replicas:
-            if replica.spec.url and replica.spec.state in POLLED and replica not in self._reading:
-                if replica.health.heard_s == -math.inf:  # its silence begins here
-                    replica.health.heard(self.clock())
+            if not replica.spec.url or replica.spec.state not in POLLED:
+                continue
+            if replica.health.heard_s == -math.inf:  # its silence begins here
+                replica.health.heard(now_s)
+            replica.health.unanswered_s = min(replica.health.unanswered_s, now_s)
+            if replica not in self._reading:
                 self._reading[replica] = asyncio.create_task(self._read(replica))
-        if readings := [self._reading[replica] for replica in replicas if replica in self._reading]:
-            await asyncio.wait(readings, timeout=ROUND_S)
-        ended = {replica: reading for replica, reading in self._reading.items() if reading.done()}
-        for replica in ended:
-            del self._reading[replica]
-        await asyncio.gather(*map(self._look_at_silence, list(self._reading)))
+                begun.append(self._reading[replica])
+        if begun:
+            await asyncio.wait(begun, timeout=min(ROUND_S, settings.HEARTBEAT_S))
+        ended = []
+        for tasks in (self._reading, self._checking):
+            for replica, task in [*tasks.items()]:
+                if task.done():
+                    ended.append(tasks.pop(replica))
         await self._write_notices()
-        for reading in ended.values():
-            if not reading.cancelled() and (error := reading.exception()) is not None:
+        for task in ended:
+            if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
 
     async def _read(self, replica: Replica) -> None:
@@ -199,11 +251,11 @@ class Heartbeats:
 
     async def _look_at_silence(self, replica: Replica) -> None:
         """Handle a slow `/metrics` of *replica*: fail it if nothing else was heard from it for too long."""
-        if self.clock() - replica.health.heard_s < SLOW_S:
-            return
         if await self._is_healthy(replica):
             replica.health.heard(self.clock())
-        silence_s = self.clock() - replica.health.heard_s
+        if replica not in self._reading or self._was_forgotten(replica):  # it has failed or answered otherwise
+            return
+        silence_s = self.clock() - max(replica.health.heard_s, self._behind_s)
         replica.health.slow = silence_s >= SLOW_S and not self.topology.alone(replica)
         self.topology.settle(replica)
         if silence_s >= SILENT_S:
@@ -360,11 +412,13 @@ class Heartbeats:
             )
 
     async def _give_up(self, replica: Replica, reason: str, inputs: dict[str, object] | None = None) -> None:
-        if replica.spec.state not in SERVING | {InstanceState.SLEEPING}:
+        if replica.spec.state not in GIVEN_UP:
             return  # it is still loading, or known to be gone
         replica.reachable = False
         self.topology.settle(replica)
         self.dispatcher.lose(replica)
+        if self.topology.is_dark(replica.spec.region):  # no instance fails for the silence of its region
+            return
         await self._move(replica, InstanceState.FAILED, reason, inputs=inputs)
 
     async def _write_notices(self) -> None:
@@ -411,28 +465,27 @@ class Heartbeats:
 
         Tokens are vLLM's own counters, which grow while an answer is made, streamed or not.
         """
-        now = time.monotonic()
+        now = Counted(
+            time.monotonic(), metrics.generation_tokens_total, metrics.prompt_tokens_total, metrics.preemptions_total,
+            metrics.prefix_queries_total, metrics.prefix_hits_total,
+        )  # fmt: skip
         readings = replica.readings
-        if readings and metrics.generation_tokens_total < readings[-1][1].generation_tokens_total:
+        if readings and now.output_tokens < readings[-1].output_tokens:
             readings.clear()  # it was restarted
             replica.output_tokens_per_s = replica.prompt_tokens_per_s = 0.0
-        readings.append((now, metrics))
-        while readings[0][0] < now - HISTORY_S:
+        readings.append(now)
+        while readings[0].at_s < now.at_s - HISTORY_S:
             readings.popleft()
-        first_s, first = readings[0]
-        elapsed_s = now - first_s
-        if elapsed_s <= 0:
+        first = readings[0]
+        if now.at_s <= first.at_s:
             return
-        replica.preemptions_per_min = (metrics.preemptions_total - first.preemptions_total) * 60 / elapsed_s
-        recent_s, recent = next((one for one in readings if now - TOKENS_S <= one[0] < now), readings[-2])
-        replica.output_tokens_per_s = (metrics.generation_tokens_total - recent.generation_tokens_total) / (
-            now - recent_s
-        )
-        replica.prompt_tokens_per_s = (metrics.prompt_tokens_total - recent.prompt_tokens_total) / (now - recent_s)
-        queries = metrics.prefix_queries_total - first.prefix_queries_total
-        replica.prefix_hit_ratio = (
-            (metrics.prefix_hits_total - first.prefix_hits_total) / queries if queries > 0 else None
-        )
+        replica.preemptions_per_min = (now.preemptions - first.preemptions) * 60 / (now.at_s - first.at_s)
+        recent = next((one for one in readings if now.at_s - TOKENS_S <= one.at_s < now.at_s), readings[-2])
+        recent_s = now.at_s - recent.at_s
+        replica.output_tokens_per_s = (now.output_tokens - recent.output_tokens) / recent_s
+        replica.prompt_tokens_per_s = (now.prompt_tokens - recent.prompt_tokens) / recent_s
+        queries = now.prefix_queries - first.prefix_queries
+        replica.prefix_hit_ratio = (now.prefix_hits - first.prefix_hits) / queries if queries > 0 else None
         self.topology.fleet.cached_share[replica.slot] = replica.prefix_hit_ratio or 0.0
 
 
@@ -461,6 +514,12 @@ def _says_gone(error: Exception) -> bool:
 
 def _write(notices: list[Notice]) -> None:
     for one in notices:
-        rows = Instance.objects if one.kind.startswith("instance.") else Model.objects
-        subject = rows.filter(name=one.name).first()
+        kinds = {"instance": Instance.objects, "region": Region.objects}
+        subject = kinds.get(one.kind.partition(".")[0], Model.objects).filter(name=one.name).first()
+        if isinstance(subject, Region):
+            if bool(subject.dark_since) is (one.kind == dark_regions.DARK):
+                continue  # the dispatcher of another shard has found it, too
+            subject.dark_since = datetime.fromisoformat(one.inputs["at"]) if one.kind == dark_regions.DARK else None
+            subject.save(update_fields=["dark_since"])
+            services.notify()
         record(one.kind, subject, actor=ACTOR, reason=one.reason, inputs=one.inputs, severity=one.severity)

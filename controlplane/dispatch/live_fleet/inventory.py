@@ -20,6 +20,7 @@ from controlplane.fleet.models import (
     Launcher,
     Model,
     PerformanceProfile,
+    Region,
     WeightedTarget,
 )
 from controlplane.fleet.selectors import region_latencies_ms
@@ -164,6 +165,7 @@ class Inventory:
     swap_groups: tuple[SwapGroupSpec, ...] = ()
     adapters: tuple[AdapterSpec, ...] = ()
     targets: tuple[WeightedTargets, ...] = ()
+    dark_regions: frozenset[str] = frozenset()
 
     def of(self, shards: Collection[str]) -> "Inventory":
         """Return the inventory without the models of other shards, and what serves these."""
@@ -179,7 +181,7 @@ class Inventory:
 
 
 def read() -> Inventory:
-    """Read the active inventory in eleven queries, more where GPUs are shared or instances start; ordered by name."""
+    """Read the active inventory in twelve queries, more where GPUs are shared or instances start; ordered by name."""
     models = {row.name: row for row in Model.objects.filter(active=True).select_related("fallback")}
     # A stopped instance counts only where a swap may start it: it has a place in the virtual queue of its GPUs.
     rows = Instance.objects.order_by("name").exclude(state=InstanceState.STOPPED, swap_group=None)
@@ -277,6 +279,7 @@ def read() -> Inventory:
             for row in Adapter.objects.filter(active=True, base__active=True).select_related("base")
         ),
         targets=_targets(),
+        dark_regions=frozenset(Region.objects.exclude(dark_since=None).values_list("name", flat=True)),
     )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -100,6 +101,17 @@ class Request(Struct, eq=False):
         return self.evictions > 0 or self.kept_tokens > 0
 
 
+class Counted(NamedTuple):
+    """Counters of a heartbeat, of which rates are made."""
+
+    at_s: float  # monotonic
+    output_tokens: float
+    prompt_tokens: float
+    preemptions: float
+    prefix_queries: float
+    prefix_hits: float
+
+
 MOST_NOTICES = 1000
 
 
@@ -187,7 +199,7 @@ class Replica:
     moving: bool = False  # a change of state is being written
     output_tokens_per_s: float = 0.0  # by its counters
     prompt_tokens_per_s: float = 0.0
-    readings: deque[tuple[float, VllmMetrics]] = field(default_factory=deque)  # of the last minute, by monotonic time
+    readings: deque[Counted] = field(default_factory=deque)  # of the last minute
     obstacle: str = ""  # why it is not considered present, as noted on the row of one started elsewhere
     identified_s: float = -math.inf  # when it was identified as another server
     round_trip: RoundTrip = field(default_factory=RoundTrip)
@@ -223,6 +235,10 @@ class Topology:
         self.swap_groups: tuple[SwapGroupSpec, ...] = ()
         self.adapters: dict[str, AdapterSpec] = {}
         self.targets: tuple[WeightedTargets, ...] = ()
+        self.dark_rows: frozenset[str] = frozenset()
+        """Regions that are dark by their rows."""
+        self.shares: dict[str, float] = {}
+        """By dark or returning region: share that its instances are given of what they run at once."""
         self.adapter_names: list[str] = []
         """By number; an adapter keeps its number."""
         self._adapter_numbers: dict[str, int] = {}
@@ -257,6 +273,7 @@ class Topology:
         if indices is None:
             of_model = {each.region: each.index for each in self.endpoints if each.model == model and self.serves(each)}
             nearest = by_preference(region, of_model, lambda to: latency_ms(self.latency_ms, region, to))
+            nearest.sort(key=self.is_dark)  # a dark one comes last, also for the demand that counts there
             ordered = [of_model[to] for to in nearest]
             lent = [self._spot[at].index for at in ordered if at in self._spot] if opportunistic else []
             indices = np.array([*lent, *ordered], np.int32)
@@ -337,6 +354,7 @@ class Topology:
         self.values, self.tuned = inventory.values, inventory.values.of()
         self.swap_groups = inventory.swap_groups
         self.adapters, self.targets = {one.name: one for one in inventory.adapters}, inventory.targets
+        self.dark_rows = inventory.dark_regions
         active = {(spec.model, spec.region): spec for spec in inventory.endpoints}
         for key, endpoint_spec in active.items():
             known = self._endpoint_of.get(key)
@@ -370,6 +388,7 @@ class Topology:
             replica.spec.state == (InstanceState.DONATED if replica.endpoint.is_spot else InstanceState.READY)
             and replica.reachable
             and not replica.lost
+            and not self.is_dark(replica.spec.region)
             and self.serves(replica.endpoint.base or replica.endpoint)
             and self.fleet.kv_capacity_tokens[replica.slot] > 0
             and not (replica.metrics and replica.metrics.sleeping)  # a request would hang until it is woken
@@ -381,6 +400,27 @@ class Topology:
         endpoint.largest_kv_tokens = max(endpoint.largest_kv_tokens, int(self.fleet.kv_capacity_tokens[replica.slot]))
         if accepting:
             self.changed.set()
+
+    def is_dark(self, region: str) -> bool:
+        """Whether *region* is left as a whole (`DarkRegions`)."""
+        return self.shares.get(region) == 0.0
+
+    def settle_regions(self, regions: Collection[str]) -> None:
+        """Write into the arrays what the instances of *regions* accept, after a change of `shares`."""
+        for replica in self.replicas.values():
+            if replica.spec.region in regions:
+                self._give_room(replica)
+                self.settle(replica)
+        self._candidates.clear()
+        self.changed.set()
+
+    def _give_room(self, replica: Replica) -> None:
+        """Write how many requests *replica* is given at once: while its region returns, a share."""
+        spec, share = replica.spec, self.shares.get(replica.spec.region) or 1.0
+        self.fleet.max_num_seqs[replica.slot] = (
+            max(1, int(share * spec.max_num_seqs)) if share < 1.0 else spec.max_num_seqs
+        )
+        set_front_end(self.fleet, replica.slot, spec.front_end, replica.endpoint.spec.policy.room_margin)
 
     def doubt(self, replica: Replica) -> None:
         """Have `Heartbeats` check immediately whether the server of *replica* is alive."""
@@ -524,13 +564,12 @@ class Topology:
             forget(self.fleet, replica.slot)  # restarted, or was asleep: nothing is cached there
             forget_adapters(self.fleet, replica.slot)
         replica.spec = spec
-        self.fleet.max_num_seqs[replica.slot] = spec.max_num_seqs
         self.fleet.adapter_slots[replica.slot] = spec.adapter_slots
         self.fleet.adapter_load_s[replica.slot] = FROM_STORAGE_S, FROM_MEMORY_S
         policy = replica.endpoint.spec.policy
         self.fleet.ahead_limit[replica.slot] = array_value(policy, "requests_ahead_limit")
         self.fleet.profile[replica.slot] = astuple(spec.profile) if spec.profile else 0.0
-        set_front_end(self.fleet, replica.slot, spec.front_end, policy.room_margin)
+        self._give_room(replica)
         self.fleet.look_ahead[replica.slot] = struct_astuple(policy.look_ahead)
         if not self.fleet.kv_capacity_tokens[replica.slot]:
             self.fleet.kv_capacity_tokens[replica.slot] = spec.kv_capacity_tokens

@@ -27,6 +27,13 @@ class Region(models.Model):
         editable=False,
         help_text="Who cordoned it, and why: nothing is started there until an operator uncordons it. Empty: nobody.",
     )
+    dark_since = models.DateTimeField(
+        null=True,
+        blank=True,
+        editable=False,
+        help_text="Since when nearly all of its instances are silent: automation starts and stops none there; empty: it "
+        "answers.",
+    )
     latency_ms = NumbersField(
         "latency (ms)",
         default=dict,

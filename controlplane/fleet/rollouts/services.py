@@ -353,8 +353,8 @@ def _next(rollout: Rollout, seen: Fleet) -> str:
             if not asleep:
                 rollout.draining, rollout.total = serves_nobody, len(seen.present)
         return f"{serves_nobody.name} stops{', for it sleeps with other settings' if asleep else ''}."
-    free = [row for row in seen.stale if services.open_command(row) is None and not places.cordon_of(row)]
-    if not free and (blocked := next(filter(None, map(places.cordon_of, seen.stale)), "")):
+    free = [row for row in seen.stale if services.open_command(row) is None and not places.obstacle(row)]
+    if not free and (blocked := next(filter(None, map(places.obstacle, seen.stale)), "")):
         return f"Waits: {blocked}."
     if not free:
         return f"{seen.stale[0].name} is waited for." if seen.stale else ""

@@ -170,6 +170,9 @@ def remove(
     starting: list[Instance] = []
     for deployment in lock(model, region, gpu_type):
         count = present_count(deployment)
+        if deployment.region.dark_since:
+            obstacles.append(f"{deployment.region} is dark: what is there stays")
+            continue
         if count <= deployment.min_instances:
             obstacles.append(
                 f"{deployment.gpu_type.name}: {count} instances are there, at least {deployment.min_instances}"

@@ -175,6 +175,7 @@ class ScalingLoop:
             each.endpoint.can_start = (
                 values.FLOOR
                 and each.endpoint.spec.launches
+                and not self.topology.is_dark(each.view.region)
                 and (writing.refused_since_s is None or now_s - writing.refused_since_s < REFUSED_HOLD_S)
             )
             if at not in wanted and values.FLOOR and not writing.busy and (reason := self._wakes(each)):
@@ -226,7 +227,7 @@ class ScalingLoop:
 
     def _possible(self, seen: Seen, move: Move, now_s: float) -> bool:
         view, writing = seen.view, self._writing[seen.endpoint.index]
-        if writing.busy:
+        if writing.busy or self.topology.is_dark(view.region):
             return False
         if move.delta > 0:
             swapped = seen.endpoint.spec.shares_gpus and not view.ready  # a swap brings one up

@@ -69,12 +69,13 @@ def read(models: Set[str] | None = None) -> Fleet:
     }
     bounds = places.bounds(deployments.values())
     for row in deployments.values():  # adjusted for planning only, never saved
-        row.min_instances, row.max_instances = bounds[row.pk]
+        row.min_instances, row.max_instances = (0, 0) if row.region.dark_since else bounds[row.pk]
     present: Counter[Place] = Counter()
     spare: Counter[Place] = Counter()
     taken: Counter[tuple[str, str]] = Counter()  # by unplanned instances
     planned: Counter[tuple[str, str]] = Counter()
-    instances = Instance.objects.exclude(state=InstanceState.STOPPED).values_list(
+    there = Instance.objects.exclude(state=InstanceState.STOPPED).filter(deployment__region__dark_since=None)
+    instances = there.values_list(  # what is in a dark region serves nothing: its load is planned elsewhere
         "deployment__model__name",
         "deployment__region__name",
         "deployment__gpu_type__name",
