@@ -5,9 +5,9 @@ first byte, the slowest `/healthz` (polled ten times a second), and the change o
 and last quarter. A minimal Python proxy is measured too: processor time per token needs a reference on the same
 machine.
 
-With `--relays 2`, the same streams go through that many relays beside a dispatcher, too, in turn with the one process.
-`capacity_ratio` is how many times as many tokens they carry on as many cores as one process does on one, by processor
-time per token: of the relays and of the dispatcher, which shares their cores.
+With `--relays 2`, as many streams go through each of that many relays beside a dispatcher, too, in turn with the one
+process. `capacity_ratio` is how many times as many tokens these carry on as many cores as the one process does on one, by
+processor time: what each uses idle, and then for each token, the dispatcher's in their cores, too.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from tests.bench.gateway import KEY, cpu_s, free_port, median, process, seed, uv
 
 GATEWAY = "controlplane.asgi:application"
 INSTANCES = 16
+IDLE_S = 5.0
 PROFILE = {  # Llama-3.1-8B on 4 x A100, slowed to about 25 tokens a second for each stream
     "prefill_t0_s": 0.0303,
     "prefill_a_s": 0.0184,
@@ -117,14 +118,17 @@ async def load(ports: list[int], pids: list[int], options: argparse.Namespace) -
     ttft_ms: list[float] = []
     lengths = range(options.tokens // 2, options.tokens * 3 // 2)  # random, to keep streams out of step
     requests = [request(tokens) for tokens in lengths]
+    idle_s = [cpu_s(pid) for pid in pids]
+    await asyncio.sleep(IDLE_S)
+    idle = [(cpu_s(pid) - before_s) / IDLE_S for pid, before_s in zip(pids, idle_s, strict=True)]
     watch = subprocess.Popen(  # noqa: ASYNC220
         [sys.executable, "-m", "tests.bench._watch", str(ports[0]), str(pids[0])],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    began_s = time.perf_counter()
+    began_s, cpu_before_s = time.perf_counter(), [cpu_s(pid) for pid in pids]
     made = []
-    for index in range(options.streams):
+    for index in range(options.streams * len(ports)):
         made.append(
             (
                 await loop.create_connection(
@@ -136,17 +140,18 @@ async def load(ports: list[int], pids: list[int], options: argparse.Namespace) -
         )
         if index % 50 == 49:
             await asyncio.sleep(0.05)
-    cpu_before_s = [cpu_s(pid) for pid in pids]
     await asyncio.wait_for(asyncio.gather(*(stream.closed for stream in made)), options.seconds + 120)
     seen = json.loads((await asyncio.to_thread(watch.communicate))[0])
     health_ms, memory_mb = sorted(seen["health_ms"]), seen["memory_mb"]
     elapsed_s = time.perf_counter() - began_s
     used_s = [cpu_s(pid) - before_s for pid, before_s in zip(pids, cpu_before_s, strict=True)]
     carrying_s, beside_s = sum(used_s[: len(ports)]), sum(used_s[len(ports) :])
+    idle_share, beside_share = sum(idle[: len(ports)]), sum(idle[len(ports) :])
+    token_s = (sum(used_s) - sum(idle) * elapsed_s) / totals["events"]
     ttft_ms.sort()
     quarter = max(1, len(memory_mb) // 4)
     return {
-        "concurrent_streams": options.streams,
+        "concurrent_streams": len(made),
         "streams": totals["streams"],
         "errors": totals["errors"],
         "tokens_per_s": totals["events"] / elapsed_s,
@@ -159,8 +164,12 @@ async def load(ports: list[int], pids: list[int], options: argparse.Namespace) -
         "rss_late_mb": max(memory_mb[-quarter:]),
         "gateway_cpu_share": carrying_s / elapsed_s,
         "cpu_us_per_token": carrying_s * 1e6 / totals["events"],
-        "dispatcher_us_per_token": beside_s * 1e6 / totals["events"],
-        "dispatcher_us_per_request": beside_s * 1e6 / totals["streams"],
+        "idle_cpu_share": idle_share,
+        "dispatcher_idle_cpu_share": beside_share,
+        "dispatcher_us_per_token": (beside_s - beside_share * elapsed_s) * 1e6 / totals["events"],
+        "dispatcher_us_per_request": (beside_s - beside_share * elapsed_s) * 1e6 / totals["streams"],
+        "loaded_us_per_token": token_s * 1e6,
+        "capacity_tokens_per_s": (len(ports) - sum(idle)) / token_s,
         "elapsed_s": elapsed_s,
     }
 
@@ -214,8 +223,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             measured: dict[str, Any] = median(whole)
             if options.relays:
                 measured["relays"] = relays = median(split)
-                both_us = relays["cpu_us_per_token"] + relays["dispatcher_us_per_token"]
-                measured["capacity_ratio"] = options.relays * measured["cpu_us_per_token"] / both_us
+                measured["capacity_ratio"] = relays["capacity_tokens_per_s"] / measured["capacity_tokens_per_s"]
             proxy = uvicorn("tests.bench._plain_proxy:app", proxy_port, "httptools")
             with process(proxy, proxy_port, environment | {"BACKENDS": ",".join(urls.values())}) as child:
                 plain = uvloop.run(load([proxy_port], [child.pid], options))
