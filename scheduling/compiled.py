@@ -12,6 +12,7 @@ that import kernels call none (checking a scenario, writing rows, showing a page
 import functools
 import hashlib
 import importlib.metadata
+import inspect
 import os
 import re
 import shutil
@@ -249,7 +250,7 @@ def direct(kernel: Function) -> Function:
     """Return *kernel*, `compiled`, for a caller that passes the same first argument in every call, by position.
 
     Numba looks up the code for a call by the type of every argument, which takes ten times as long as most kernels (8 us;
-    here 0.8). Here the lookup is repeated only if the first argument is another object, or an argument has another type or
+    here 0.3). Here the lookup is repeated only if the first argument is another object, or an argument has another type or
     layout; structs of arrays of one class are assumed alike. Keeps a reference to the latest first argument.
     """
     if not isinstance(kernel, Kernel):
@@ -257,7 +258,7 @@ def direct(kernel: Function) -> Function:
     named: Kernel = kernel
     known: dict[tuple[type, ...], tuple[Any, Callable[..., Any], list[tuple[int, Any]]]] = {}
 
-    def call(*arguments: Any) -> Any:
+    def look_up(*arguments: Any) -> Any:
         seen = known.get(tuple(map(type, arguments)))
         if seen is not None and seen[0] is arguments[0]:
             for at, layout in seen[2]:
@@ -272,9 +273,29 @@ def direct(kernel: Function) -> Function:
             if overload is not None:
                 layouts = [(at, _layout(one)) for at, one in enumerate(arguments) if type(one) is np.ndarray]
                 known[tuple(map(type, arguments))] = arguments[0], overload.entry_point, layouts
+                alike = [
+                    arguments[0],
+                    *(_layout(one) if type(one) is np.ndarray else type(one) for one in arguments[1:]),
+                ]
+                scope.update(zip(like, alike, strict=True), _entry=overload.entry_point)
         return answer
 
-    return cast(Function, call)
+    # Spelled out, as a loop over the arguments costs more than most kernels.
+    names = list(inspect.signature(named.py_func).parameters)
+    like = [f"_{name}" for name in names]
+    scope = dict.fromkeys(like, object()) | {
+        "_look_up": look_up,
+        "_entry": look_up,
+        "_array": np.ndarray,
+        "_of": _layout,
+    }
+    checks = (
+        f"(type({name}) is {one} or (type({name}) is _array and _of({name}) == {one}))"
+        for name, one in zip(names[1:], like[1:], strict=True)
+    )
+    every, listed = " and ".join([f"{names[0]} is {like[0]}", *checks]), ", ".join(names)
+    exec(f"def _call({listed}): return _entry({listed}) if {every} else _look_up({listed})", scope)  # noqa: S102
+    return cast(Function, scope["_call"])
 
 
 def _layout(array: Any) -> tuple[Any, int, int]:

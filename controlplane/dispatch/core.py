@@ -252,6 +252,8 @@ class Core:
         """Count the output tokens so far of requests, (number, tokens)."""
         requests = self.requests
         known = [(requests[number], count) for number, count in tokens if number in requests]
+        if not known:
+            return
         for progress in self.hooks["progress"]:
             progress(known)
 

@@ -37,6 +37,7 @@ class Placement:
 
     def __post_init__(self) -> None:
         self._candidates = np.zeros((CANDIDATES, columns.COLUMNS))  # of the current decision
+        self._loads = self._candidates[:, : columns.IN_SECONDS]  # whole numbers
 
     def serving(self, candidates: NDArray[np.int32]) -> Endpoint | None:
         """Return the endpoint of *candidates* for a new request, one that serves now; None without."""
@@ -60,9 +61,9 @@ class Placement:
 
     def pump(self, endpoint: Endpoint) -> None:
         """Give out requests of *endpoint*, in order, while an instance has room or may have one more ahead."""
-        if not self.owns():
-            return
         topology, queue = self.topology, self.queue
+        if not queue.count(endpoint) or not self.owns():
+            return
         policy, grouped = POLICY_CODES[endpoint.spec.policy.routing], queue.grouped(endpoint)
         while queue.count(endpoint):
             slot, instance = -1, -1
@@ -171,16 +172,14 @@ class Placement:
     def _first_token_s(self, request: Request, instance: int) -> float:
         """Return the time limit of the first token of *request* at *instance*: a long prompt has longer."""
         tuned = self.topology.tuned
-        prompt_s = uncompiled(prefill_s)(self.topology.fleet, instance, float(request.asked.prompt_tokens))
+        prompt_s = PREFILL_S(self.topology.fleet, instance, float(request.asked.prompt_tokens))
         return max(tuned.FIRST_TOKEN_S, tuned.FIRST_TOKEN_FACTOR * prompt_s)
 
     def _explain(self, request: Request, endpoint: Endpoint, replica: Replica, pulled: Pulled | None) -> Reasons:
         """Return the reasons for *replica*: what the last decision weighed."""
         topology, name = self.topology, endpoint.spec.policy.routing
         policy = JOIN_SHORTEST_QUEUE if pulled is not None else POLICY_CODES[name]
-        first, end = topology.arrays.first[endpoint.index : endpoint.index + 2].tolist()
-        width = columns.COLUMNS if policy in LOOK_AHEAD else columns.IN_SECONDS
-        rows = self._candidates[: end - first, :width].round(4).tolist()
+        rows = (self._candidates.round(4) if policy in LOOK_AHEAD else self._loads).tolist()
         seen = {topology.by_slot[int(row[0])].spec.name: row for row in rows if row[0] >= 0}  # it has room for more
         here, weighs = seen[replica.spec.name], policy == LEAST_DELAY
         return Reasons(
@@ -198,6 +197,7 @@ class Placement:
 
 
 CANDIDATES = 8  # shown in a trace
+PREFILL_S = uncompiled(prefill_s)
 
 
 def none_serves(asked: Asked) -> Refused:

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 import aiohttp
 from channels.db import database_sync_to_async
@@ -133,6 +133,10 @@ class Dispatching:
             lambda: self.serving.get(port.FIRST, 0) if lease.held else 0,
             REGISTERING_S if settings.DISPATCHER_BIND else 0.0,
         )
+        self._takers: dict[type, Callable[[Any], None]] = dict.fromkeys(
+            get_args(port.ForAllowances), self.allowances.take
+        ) | dict.fromkeys(get_args(port.ForFigures), self.measures.take)
+        """By kind of record; all others are the dispatcher's."""
         self.budgets_job = jobs.add("refresh-budgets", BUDGETS_S, "database")
         self.tune: Callable[[Values], object] = lambda values: None
         """Gets the settings as they are read."""
@@ -177,12 +181,7 @@ class Dispatching:
 
     def take(self, record: port.FromGateway) -> None:
         """Act on a record of any relay."""
-        if isinstance(record, port.ForAllowances):
-            self.allowances.take(record)
-        elif isinstance(record, port.ForFigures):
-            self.measures.take(record)
-        else:
-            self.dispatcher.take(record)
+        self._takers.get(type(record), self.dispatcher.take)(record)
 
     def _relay_left(self, relay: int) -> None:
         """End the requests of a relay that has gone."""

@@ -58,6 +58,8 @@ from scheduling.queueing.waiting_set import (
 from scheduling.routing.cached_blocks import with_room
 from scheduling.routing.prefix_affinity import allocate_affinity, grow_affinity
 
+QUEUE_KEY = uncompiled(queue_key)
+
 
 class WaitingQueue(Stage):
     """All waiting requests. *clock* is the dispatcher's, and that of the waiting set."""
@@ -161,7 +163,7 @@ class WaitingQueue(Stage):
             )
         )
         stretch = endpoint.spec.policy.ordering_stretch
-        rerank(arrays, slot, float(uncompiled(queue_key)(HERMES, began_s, math.inf, 0, rank_s, stretch)))
+        rerank(arrays, slot, float(QUEUE_KEY(HERMES, began_s, math.inf, 0, rank_s, stretch)))
 
     def settle(self, request: Request, output_tokens: int) -> None:
         """Charge the tenant of *request*, which leaves its instance, for its output in place of what was expected of it."""
@@ -328,7 +330,10 @@ class WaitingQueue(Stage):
         self._charge(request, endpoint)
         self._rank(request, endpoint)
         self._held[request.slot] = request
-        self._note_group(request)
+        if self.arrays.groups.limit[endpoint.index] > 0:
+            self._note_group(request)
+        else:
+            request.group = -1
         self.by_tenant[asked.tenant_id, asked.model] += 1
         request.endpoint = endpoint
         self.note_prefix(request)
@@ -398,9 +403,7 @@ def _queue_key(endpoint: Endpoint, arrival_s: float, asked: Asked, prompt_tokens
     if ordering in BY_RUN:
         ttft_s, end_s = (math.inf if each is None else each for each in (asked.due_s, asked.end_s))
         due_s = uncompiled(run_due_s)(ttft_s, end_s, spec.profile.service_time_s(prompt_tokens, output_tokens))
-    return uncompiled(queue_key)(
-        ordering, arrival_s, arrival_s + due_s, asked.priority, service_s, spec.policy.ordering_stretch
-    )
+    return QUEUE_KEY(ordering, arrival_s, arrival_s + due_s, asked.priority, service_s, spec.policy.ordering_stretch)
 
 
 def first_due_of(profile: Profile, asked: Asked, prompt_tokens: int, output_tokens: int) -> float:

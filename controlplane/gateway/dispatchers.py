@@ -31,6 +31,7 @@ OF_OPEN = (
 )
 """Records that say something of open requests, which are registered with the next owner anyway."""
 NOT_KEPT = OF_OPEN | port.RelayFigures
+TO_ALL = port.PrefixWarmed, port.RunReport
 MOVES_WITHIN_S: Final = 10.0
 """Time for which requests wait for the next owner of a model that was dealt to another shard."""
 NONE: Final = ""
@@ -202,6 +203,9 @@ class Dispatchers:
     # To dispatchers
 
     def send(self, record: port.FromGateway) -> None:
+        if not (self._shards or self._roles) and not isinstance(record, TO_ALL):
+            self._send(FIRST, record)
+            return
         match record:
             case port.Asked():
                 role = self._shards.get(record.model, FIRST)

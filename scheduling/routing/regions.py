@@ -163,6 +163,20 @@ def _is_below(seen: Live, endpoint: int, threshold: float) -> bool:
     return _use(seen, endpoint) < threshold
 
 
+@compiled_internal
+def takes_work(fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int) -> bool:
+    """Whether the `pressure` of *endpoint* is finite."""
+    sequences, kv_capacity = 0, 0
+    for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
+        instance = endpoints.members[at]
+        if fleet.accepting[instance] != 0:
+            sequences += at_once(fleet, instance)
+            kv_capacity += fleet.kv_capacity_tokens[instance]
+            if sequences > 0 and kv_capacity > 0:
+                return True
+    return False
+
+
 @compiled
 def choose_region(
     fleet: FleetArrays,
@@ -177,6 +191,8 @@ def choose_region(
     *waiting* has one element per endpoint: requests held for it. The first candidate below *threshold*, else the one
     under the least pressure (ties: the preferred one), else -1 if none accepts work.
     """
+    if candidates.size == 1:  # its pressure, a sum over all its instances, decides nothing
+        return int(candidates[0]) if takes_work(fleet, endpoints, int(candidates[0])) else -1
     return first_choice(candidates, threshold, _is_below, _use, (fleet, endpoints, waiting, now_s))
 
 

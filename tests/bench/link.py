@@ -7,6 +7,7 @@ direct calls, as where relay and dispatcher are one process.
 
 import argparse
 import asyncio
+import gc
 import multiprocessing
 import os
 import tempfile
@@ -48,6 +49,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             cpu_s = ours.recv()
         finally:
             process.kill()
+        settle()
         direct_us = directly(options.requests)
     request_us = cpu_s * 1e6 / options.requests
     return {
@@ -56,6 +58,15 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "direct_us": direct_us,
         "wall_requests_per_s": options.requests / wall_s,
     }
+
+
+def settle() -> None:
+    """Collect as seldom as the gateway does once it has started."""
+    from controlplane.gateway.process import COLLECT_AFTER
+
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECT_AFTER)
 
 
 def fleet(deliver: Any) -> Any:
@@ -93,6 +104,7 @@ def serve(address: str, parent: Connection) -> None:
     from controlplane.dispatch.relays import Relays
 
     directly(2 * OPEN)  # loads what is compiled
+    settle()
 
     async def main() -> None:
         relays: Relays = Relays(
@@ -202,8 +214,8 @@ def directly(requests: int) -> float:
         for _ in range(100):
             number += 1
             dispatcher.take(asked(number))
+        dispatcher.take(Advanced(tuple((each, 1) for each in placed)))  # as relays do, for all streams at once
         for each in placed:
-            dispatcher.take(Advanced(((each, 1),)))
             dispatcher.take(Finished(each, 40))
         placed.clear()
     return (time.process_time() - began_s) * 1e6 / requests

@@ -4,10 +4,15 @@ Every connection sends its next request when its last stream has ended. Reported
 first byte, the slowest `/healthz` (polled ten times a second), and the change of the gateway's memory between the first
 and last quarter. A minimal Python proxy is measured too: processor time per token needs a reference on the same
 machine.
+
+With `--relays 2`, as many streams go through each of that many relays beside a dispatcher, too, in turn with the one
+process. `capacity_ratio` is how many times as many tokens these carry on as many cores as the one process does on one, by
+processor time: what each uses idle, and then for each token, the dispatcher's in their cores, too.
 """
 
 import argparse
 import asyncio
+import contextlib
 import json
 import random
 import subprocess
@@ -19,9 +24,11 @@ from typing import Any
 
 import uvloop
 
-from tests.bench.gateway import KEY, cpu_s, free_port, process, seed, uvicorn
+from tests.bench.gateway import KEY, cpu_s, free_port, median, process, seed, uvicorn
 
+GATEWAY = "controlplane.asgi:application"
 INSTANCES = 16
+IDLE_S = 5.0
 PROFILE = {  # Llama-3.1-8B on 4 x A100, slowed to about 25 tokens a second for each stream
     "prefill_t0_s": 0.0303,
     "prefill_a_s": 0.0184,
@@ -37,6 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--streams", type=int, default=1000, help="at one time")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--tokens", type=int, default=200, help="of a stream on average")
+    parser.add_argument("--relays", type=int, default=0, help="measured beside a dispatcher, too; 0: none")
+    parser.add_argument("--rounds", type=int, default=1, help="each measured in turn; medians are reported")
 
 
 class Stream(asyncio.Protocol):
@@ -102,37 +111,47 @@ def request(tokens: int) -> bytes:
     )
 
 
-async def load(port: int, pid: int, options: argparse.Namespace) -> dict[str, Any]:
+async def load(ports: list[int], pids: list[int], options: argparse.Namespace) -> dict[str, float]:
+    """Load the servers at *ports* alike; *pids* are their processes, and any other whose processor time counts."""
     loop = asyncio.get_running_loop()
     totals = {"streams": 0, "events": 0, "errors": 0}
     ttft_ms: list[float] = []
     lengths = range(options.tokens // 2, options.tokens * 3 // 2)  # random, to keep streams out of step
     requests = [request(tokens) for tokens in lengths]
+    idle_s = [cpu_s(pid) for pid in pids]
+    await asyncio.sleep(IDLE_S)
+    idle = [(cpu_s(pid) - before_s) / IDLE_S for pid, before_s in zip(pids, idle_s, strict=True)]
     watch = subprocess.Popen(  # noqa: ASYNC220
-        [sys.executable, "-m", "tests.bench._watch", str(port), str(pid)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-m", "tests.bench._watch", str(ports[0]), str(pids[0])],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
-    began_s = time.perf_counter()
+    began_s, cpu_before_s = time.perf_counter(), [cpu_s(pid) for pid in pids]
     made = []
-    for index in range(options.streams):
+    for index in range(options.streams * len(ports)):
         made.append(
             (
                 await loop.create_connection(
-                    lambda: Stream(totals, ttft_ms, requests, began_s + options.seconds), "127.0.0.1", port
+                    lambda: Stream(totals, ttft_ms, requests, began_s + options.seconds),
+                    "127.0.0.1",
+                    ports[index % len(ports)],
                 )
             )[1]
         )
         if index % 50 == 49:
             await asyncio.sleep(0.05)
-    cpu_before_s = cpu_s(pid)
     await asyncio.wait_for(asyncio.gather(*(stream.closed for stream in made)), options.seconds + 120)
     seen = json.loads((await asyncio.to_thread(watch.communicate))[0])
     health_ms, memory_mb = sorted(seen["health_ms"]), seen["memory_mb"]
     elapsed_s = time.perf_counter() - began_s
-    used_s = cpu_s(pid) - cpu_before_s
+    used_s = [cpu_s(pid) - before_s for pid, before_s in zip(pids, cpu_before_s, strict=True)]
+    carrying_s, beside_s = sum(used_s[: len(ports)]), sum(used_s[len(ports) :])
+    idle_share, beside_share = sum(idle[: len(ports)]), sum(idle[len(ports) :])
+    token_s = (sum(used_s) - sum(idle) * elapsed_s) / totals["events"]
     ttft_ms.sort()
     quarter = max(1, len(memory_mb) // 4)
     return {
-        "concurrent_streams": options.streams,
+        "concurrent_streams": len(made),
         "streams": totals["streams"],
         "errors": totals["errors"],
         "tokens_per_s": totals["events"] / elapsed_s,
@@ -143,10 +162,31 @@ async def load(port: int, pid: int, options: argparse.Namespace) -> dict[str, An
         "healthz_max_ms": health_ms[-1],
         "rss_early_mb": max(memory_mb[quarter : 2 * quarter]),
         "rss_late_mb": max(memory_mb[-quarter:]),
-        "gateway_cpu_share": used_s / elapsed_s,
-        "cpu_us_per_token": used_s * 1e6 / totals["events"],
+        "gateway_cpu_share": carrying_s / elapsed_s,
+        "cpu_us_per_token": carrying_s * 1e6 / totals["events"],
+        "idle_cpu_share": idle_share,
+        "dispatcher_idle_cpu_share": beside_share,
+        "dispatcher_us_per_token": (beside_s - beside_share * elapsed_s) * 1e6 / totals["events"],
+        "dispatcher_us_per_request": (beside_s - beside_share * elapsed_s) * 1e6 / totals["streams"],
+        "loaded_us_per_token": token_s * 1e6,
+        "capacity_tokens_per_s": (len(ports) - sum(idle)) / token_s,
         "elapsed_s": elapsed_s,
     }
+
+
+def beside_a_dispatcher(environment: dict[str, str], options: argparse.Namespace) -> dict[str, float]:
+    """Return what the streams cost through relays, with one dispatcher for all of them."""
+    bind = f"ipc://{environment['PILOTHOUSE_STATE_DIR']}/dispatcher"
+    parts = [{"PILOTHOUSE_PART": "dispatcher", "PILOTHOUSE_DISPATCHER_BIND": bind}]
+    parts += [{"PILOTHOUSE_PART": "relay"}] * options.relays
+    ports = [free_port() for _ in parts]
+    with contextlib.ExitStack() as running:
+        dispatcher, *relays = [
+            running.enter_context(process(uvicorn(GATEWAY, port), port, environment | part)).pid
+            for port, part in zip(ports, parts, strict=True)
+        ]
+        time.sleep(3.0)
+        return uvloop.run(load(ports[1:], [*relays, dispatcher], options))
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -173,13 +213,20 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         urls = {f"m-{index}": f"http://127.0.0.1:{emulator_port}/m-{index}" for index in range(INSTANCES)}
         with process(emulator, emulator_port, environment):
             seed(environment, urls)
-            gateway = uvicorn("controlplane.asgi:application", gateway_port)
-            with process(gateway, gateway_port, environment) as child:
-                time.sleep(3.0)
-                measured = uvloop.run(load(gateway_port, child.pid, options))
+            whole, split = list[dict[str, float]](), list[dict[str, float]]()
+            for _ in range(options.rounds):
+                with process(uvicorn(GATEWAY, gateway_port), gateway_port, environment) as child:
+                    time.sleep(3.0)
+                    whole.append(uvloop.run(load([gateway_port], [child.pid], options)))
+                if options.relays:
+                    split.append(beside_a_dispatcher(environment, options))
+            measured: dict[str, Any] = median(whole)
+            if options.relays:
+                measured["relays"] = relays = median(split)
+                measured["capacity_ratio"] = relays["capacity_tokens_per_s"] / measured["capacity_tokens_per_s"]
             proxy = uvicorn("tests.bench._plain_proxy:app", proxy_port, "httptools")
             with process(proxy, proxy_port, environment | {"BACKENDS": ",".join(urls.values())}) as child:
-                plain = uvloop.run(load(proxy_port, child.pid, options))
+                plain = uvloop.run(load([proxy_port], [child.pid], options))
             return measured | {
                 "cpu_of_plain_proxy": measured["cpu_us_per_token"] / plain["cpu_us_per_token"],
                 "plain_proxy": plain,
