@@ -44,8 +44,8 @@ from controlplane.batches.feeder import TICK_S, Feeder
 from controlplane.batches.services import MAX_FILE_BYTES
 from controlplane.console.live.feed import feed
 from controlplane.console.urls import websocket_urlpatterns
-from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.lease import BATCHES
+from controlplane.dispatch.process import Dispatching
 from controlplane.gateway.admission.validation import PATH_KINDS
 from controlplane.gateway.errors import too_large
 from controlplane.gateway.process import Gateway, end
@@ -172,7 +172,7 @@ async def lifespan(gateway: Gateway, scope: Scope, receive: Receive, send: Send)
                 raise
             jobs = {"batches": feeder_of(gateway).run()}
             if gateway.dispatching is not None:
-                jobs["applications"] = follow_applications(gateway, gateway.dispatching.dispatcher)
+                jobs["applications"] = follow_applications(gateway, gateway.dispatching)
                 jobs["alerts"] = alert_watch_of(gateway).run()
             feeding += [spawn(work, name) for name, work in jobs.items()]
             on_stop(gateway.step_down, drain)
@@ -224,12 +224,13 @@ def feeder_of(gateway: Gateway) -> Feeder:
     )
 
 
-async def follow_applications(gateway: Gateway, dispatcher: Dispatcher) -> None:
-    """Have other platforms warm what runs will need, and give the dispatcher of *gateway* the demand graphs of applications
-    and their runs in progress."""
+async def follow_applications(gateway: Gateway, dispatching: Dispatching) -> None:
+    """Have other platforms warm what runs will need, and give the dispatcher the demand graphs of applications and their
+    runs in progress."""
     job = gateway.jobs.add("applications", warming.PERIOD_S, "database")
+    dispatcher = dispatching.dispatcher
     units = warming.UnitWarming(dispatcher.prewarming, gateway.owns)
-    graphs = GraphFeeder(dispatcher.runs, gateway.owns)
+    graphs = GraphFeeder(dispatcher.runs, dispatching.owns)  # of each shard
     try:
         while True:
             with job:

@@ -108,6 +108,9 @@ class Environment(Tunable, BaseSettings):
     """`redis://host:port/0`, `rediss://` with TLS; default is the Redis that `manage.py up` starts."""
     REDIS_CA_FILE: Annotated[str, Field(validation_alias="REDIS_CA_FILE")] = ""
     """File with the certificates of the CAs that Redis's may be of, for `rediss://`; default is those of the system."""
+    RAY_ADDRESS: Annotated[str, Field(validation_alias="RAY_ADDRESS")] = ""
+    """`host:port` of a Ray cluster's head, for the workers that start vLLM through Ray: they need the extra `ray`, and a
+    machine of the cluster."""
     VLLM_PYTHON: Annotated[str, Field(validation_alias="VLLM_PYTHON")] = ""
     """Python of the environment that holds vLLM; default is `.venv-vllm/bin/python` if it exists."""
 

@@ -263,6 +263,7 @@ JOBS_WITHIN_TASKS = {
             "advance-swaps",
             "observe-instances",
             "report-nodes",
+            "watch-ray",
         ),
     ),
     "prune": ("prune-ledger", "prune-sign-ins", "prune-runs", "prune-planning", "prune-lengths"),

@@ -1,7 +1,8 @@
 """The Celery application: one broker (Redis), two queues.
 
 `control` carries short work (fleet operations, housekeeping); `simulation` carries long, processor-bound work (forecasts,
-plans, what-ifs, training). A node agent is a Celery worker that also listens on its node's queue, `node.<name>`.
+plans, what-ifs, training). A node agent is a Celery worker that also listens on its node's queue, `node.<name>`; `ray` is
+for workers that are connected to a Ray cluster.
 """
 
 import ctypes
@@ -98,6 +99,8 @@ def announce_nodes(**_: Any) -> None:
     for queue in app.amqp.queues.consume_from:
         if name := queue.removeprefix("node.") if queue.startswith("node.") else "":
             app.send_task("workers.tasks.nodes.announce", args=(name,), queue=queue)
+        elif queue == "ray":
+            app.send_task("workers.tasks.ray.join_ray", queue=queue)
 
 
 @signals.task_postrun.connect

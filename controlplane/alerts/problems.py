@@ -135,15 +135,21 @@ def _of_rows(now: datetime, titles: Mapping[str, str]) -> Iterator[Problem]:
         subject, count = f"{each.model} in {each.region}", float(each.reversals)
         yield Problem("flapping", subject, "warning", title, words, href, each.model, 0.6, value=count)
     for gpu in Gpu.objects.filter(cordoned__startswith=ACTOR).select_related("node"):
-        yield Problem("gpu", str(gpu), "critical", f"{gpu} failed", f"cordoned by {gpu.cordoned}", "/places/", rank=0.7)
+        yield Problem("gpu", str(gpu), "critical", f"{gpu} failed", f"cordoned by {gpu.cordoned}", "/nodes/", rank=0.7)
     for place in Region.objects.exclude(dark_since=None):
         title, words = f"{place} is dark", "its instances are silent; other regions serve its requests"
-        yield Problem("region", place.name, "critical", title, words, "/places/", rank=0.1, since=place.dark_since)
+        yield Problem("region", place.name, "critical", title, words, "/nodes/", rank=0.1, since=place.dark_since)
     silent = Node.objects.filter(active=True, reported_at__lt=now - AGENT_SILENT).exclude(host="")
     for node in silent.order_by("name"):
         title = f"The agent of {node} does not report"
         words = f"{node.host}: starts, stops and pulls wait there"
-        yield Problem("part", f"node {node}", "critical", title, words, "/places/", rank=0.2, since=node.reported_at)
+        href = f"/nodes/?open={node}"
+        yield Problem("part", f"node {node}", "critical", title, words, href, rank=0.2, since=node.reported_at)
+    for node in Node.objects.exclude(ray={}).order_by("name"):
+        if words := node.ray.get("error") or ("Ray has lost its machines" if node.ray.get("lost") else ""):
+            title = f"Ray does not answer for {node}" if node.ray.get("error") else f"{node} is lost"
+            href = f"/nodes/?open={node}"
+            yield Problem("part", f"node {node}", "critical", title, words, href, rank=0.2, since=node.reported_at)
     for status in failed():
         if status.rollout is not None:
             model, region = status.deployment.model.name, status.deployment.region.name

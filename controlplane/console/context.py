@@ -29,7 +29,8 @@ class Entry:
 
 FLEET = (
     Entry("overview", "Overview", "overview", "o"),
-    Entry("instances", "Instances", "instances", "i", ("instance", "places", "stock")),
+    Entry("instances", "Instances", "instances", "i", ("instance",)),
+    Entry("nodes", "Nodes", "nodes", "h"),
     Entry("requests", "Requests", "requests", "r", ("request",)),
 )
 SERVE = (
@@ -63,7 +64,7 @@ def navigation(request: HttpRequest) -> list[tuple[str, tuple[Entry, ...]]]:
     if may(request, Role.VIEWER):
         system = SYSTEM if may(request, Role.OPERATOR) else SYSTEM[1:]
         return [("", FLEET), ("Serve", SERVE), ("Plan", PLAN), ("Tenants", TENANTS), ("System", system)]
-    return [("", (TENANTS[0], FLEET[2], *SERVE[-2:], PLAN[-1], TENANTS[1])), ("System", (API,))]
+    return [("", (TENANTS[0], FLEET[-1], *SERVE[-2:], PLAN[-1], TENANTS[1])), ("System", (API,))]
 
 
 def freshness(state: LiveState) -> dict[str, str]:

@@ -36,6 +36,7 @@ from controlplane.gateway.errors import ApiError
 from controlplane.resources.alerts import ALERTS
 from controlplane.resources.instances import INSTANCES
 from controlplane.resources.inventory import DEPLOYMENTS, GPUS, MODELS, NODES, REGIONS, STOCK
+from controlplane.resources.jobs import SHARDS
 from controlplane.resources.lengths import LENGTH_VERSIONS
 from controlplane.resources.plans import PLANS
 from controlplane.resources.resource import Nothing, Operation, Resource
@@ -115,7 +116,7 @@ OFFERS = {
         "console:models",
         ACTIVATE,
     ),
-    "gpus": of(GPUS, "console:places"),
+    "gpus": of(GPUS, "console:nodes"),
     "instances": of(INSTANCES, "console:instances"),
     "keys": Offer(
         lambda request: manageable_api_keys(request.user),
@@ -125,10 +126,11 @@ OFFERS = {
     ),
     "length-versions": of(LENGTH_VERSIONS, "console:lengths"),
     "models": of(MODELS, "console:models", ACTIVATE),
-    "nodes": of(NODES, "console:places"),
+    "nodes": of(NODES, "console:nodes"),
     "plans": of(PLANS, "console:scaling"),
-    "regions": of(REGIONS, "console:places"),
-    "stock": of(STOCK, "console:stock"),
+    "shards": of(SHARDS, "console:system"),
+    "regions": of(REGIONS, "console:nodes"),
+    "stock": of(STOCK, "console:nodes"),
     "runs": on(
         ApplicationRun,
         "console:applications",

@@ -20,6 +20,7 @@ from controlplane.console.pages.keys import views as keys
 from controlplane.console.pages.lengths import views as lengths
 from controlplane.console.pages.models import views as models
 from controlplane.console.pages.models.forms import change
+from controlplane.console.pages.nodes import views as nodes
 from controlplane.console.pages.overview import views as overview
 from controlplane.console.pages.plans import views as plans
 from controlplane.console.pages.queues import views as queues
@@ -39,8 +40,7 @@ urlpatterns = [
     path("", overview.overview, name="overview"),
     path("instances/", instances.instances, name="instances"),
     path("instances/<slug:name>/", instances.instance, name="instance"),
-    path("places/", actions.places, name="places"),
-    path("stock/", actions.stock, name="stock"),
+    path("nodes/", nodes.nodes, name="nodes"),
     path("rollouts/<int:pk>/", actions.roll_out, name="rollout"),
     path("models/", models.models, name="models"),
     path("models/deploy/", deploy.deploy, name="deploy"),

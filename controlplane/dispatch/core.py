@@ -84,7 +84,7 @@ class Core:
         if placed is None and not (opened.attempts or opened.released):
             self.admit(asked, again=True)
             return
-        replica = None if placed is None else self.topology.started(placed.instance, placed.ready_at)
+        replica = None if placed is None else self.topology.serving(placed.instance, placed.url)
         endpoint = self.placement.choose_endpoint(self.candidates(asked)) if replica is None else replica.endpoint
         if endpoint is None:
             self.deliver(none_serves(asked))

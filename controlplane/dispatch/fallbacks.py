@@ -57,6 +57,7 @@ class ModelFallbacks(Stage):
             model=endpoint.model,
             fallback="",
             prefix_hashes=(),
+            system_blocks=0,
             token_blocks=b"",
             asked_model=asked.asked_model or asked.model,
             model_rule=rule.value,

@@ -40,8 +40,7 @@ LEAVING_S: Final = 5.0
 """Time after which a request to be evicted is assumed to stay: it had begun to emit what cannot be continued."""
 RETURNS_S: Final = 3.0
 """Time until heartbeats find an unreachable instance again, as measured on a busy machine."""
-TERMS: Final = tuple(name for name in ClassTerms.__struct_fields__ if name in port.Asked.__struct_fields__)
-terms_of = attrgetter(*TERMS)
+terms_of = attrgetter(*port.TERMS)
 
 
 def fallback_terms(asked: Asked) -> FallbackTerms:
@@ -222,7 +221,7 @@ class LiveFleet:
     def queue_on(self, row: int, terms: ClassTerms) -> None:
         request = self.request(row)
         self.waiting_queue.take_out(request.slot)
-        request.asked = replace(request.asked, **dict(zip(TERMS, terms_of(terms), strict=True)))
+        request.asked = request.asked.on(terms)
         self.requests.write(request)
         if not self._hold(request):
             self._queue_again(request, request.endpoint)

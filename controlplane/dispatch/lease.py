@@ -26,7 +26,7 @@ from typing import NamedTuple, TypeVar
 
 from channels.db import DatabaseSyncToAsync
 from django.db import connections
-from django.db.models import BooleanField, ExpressionWrapper, F, Q
+from django.db.models import F, Q
 from django.db.models.functions import Now
 
 from controlplane.background import spawn
@@ -39,8 +39,6 @@ logger = logging.getLogger(__name__)
 LEASE_S = 2.5
 ALONE_S = 60.0
 """As `DATABASE_DOWN_GRACE_S` of the keys, `controlplane.gateway.admission.keys`."""
-WANTED_S = 10.0
-"""Time after which a process that no longer asks for the row is not waited for."""
 RENEW_S = 0.5
 ANSWER_S = 3.0
 """Longest wait for the database: the row may run out meanwhile."""
@@ -87,7 +85,19 @@ def process_id(pid: int | str) -> str:
 def is_dead(token: str) -> bool:
     """Whether *token* is of a process of this machine that has ended. Unknown is not dead."""
     ours, theirs = process_id("self").split(), token.split()
-    return len(theirs) == 5 and theirs[:2] == ours[:2] and process_id(theirs[2]).split() != theirs[:4]
+    if len(theirs) != 5 or theirs[:2] != ours[:2] or (now := process_id(theirs[2]).split()) == theirs[:4]:
+        return False
+    try:
+        os.kill(int(theirs[2]), 0)
+    except PermissionError:  # another user's, which the system may hide
+        return bool(now)
+    except OSError:
+        pass
+    return True
+
+
+def _owners(roles: Mapping[str, State]) -> list[tuple[str, int, str, bool]]:
+    return [(*state[:3], state.lease_s > 0) for state in roles.values()]
 
 
 class Lease:
@@ -104,7 +114,8 @@ class Lease:
         wants: Mapping[str, float] | None = None,
         address: str = "",
     ) -> None:
-        self.owner = f"{socket.gethostname()}:{os.getpid()}"
+        self.owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(2)}"
+        """By which commands and relays know an owner: containers may have host name and process number in common."""
         self.roles: dict[str, State] = {}
         """Every role as of the last look."""
         self.job, self.clock, self.address = job, clock, address
@@ -175,29 +186,31 @@ class Lease:
         began_s, before = self.clock(), self.roles
         async with asyncio.timeout(ANSWER_S):
             roles = await self._in_thread(self._renew_or_take)
+        if self._given_up:  # meanwhile, or the rows do not say so yet
+            roles = {role: state._replace(lease_s=0.0) for role, state in roles.items()}
         held = {role for role in before if self.holds(role)}
         self.roles = roles
-        self._until_s = {
-            role: began_s + state.lease_s for role, state in roles.items() if state.lease_s and not self._given_up
-        }
+        self._until_s = {role: began_s + state.lease_s for role, state in roles.items() if state.lease_s}
         self._shards_until_s = min((self._until_s.get(role, -1.0) for role in self.owned), default=-1.0)
         for role, state in roles.items():
             if (role in held) != self.holds(role):
                 what = f"owns {role}, epoch {state.epoch}" if self.holds(role) else f"stands by for {role}"
                 logger.warning("gateway: %s %s; the owner is %s", self.owner, what, state.name)
-        if [each[:3] for each in before.values()] != [each[:3] for each in roles.values()]:
+        if _owners(before) != _owners(roles):
             self.changed()
 
     def _renew_or_take(self) -> dict[str, State]:
         owners, now = Owner.objects, Now()
-        contested = ExpressionWrapper(Q(wanted_at__gt=now - timedelta(seconds=WANTED_S)), BooleanField())
-        rows = {row.role: row for row in owners.annotate(contested=contested)}
+        rows = {row.role: row for row in owners.judged(now)}
         for role in self.wants.keys() - rows.keys():
             owners.get_or_create(role=role)
-            rows[role] = owners.annotate(contested=contested).get(role=role)
+            rows[role] = owners.judged(now).get(role=role)
         wants = self._wants(rows)
         lease_s = {role: LEASE_S if row.contested else ALONE_S for role, row in rows.items()}
-        mine = [] if self._given_up else [role for role, row in rows.items() if row.token == self._token]
+        mine = [role for role, row in rows.items() if row.token == self._token]
+        if self._given_up and mine:  # the database did not answer then
+            owners.filter(token=self._token).update(token="")
+            mine = []
         for role in [role for role in mine if rows[role].moves and rows[role].contested]:
             self._left_s[role] = self.clock()
             owners.filter(role=role, token=self._token).update(token="", moves=False)

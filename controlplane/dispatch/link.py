@@ -33,7 +33,7 @@ MAX_RECORDS: Final = 1_000
 """Of a frame."""
 MAX_MESSAGES: Final = 100
 """Read at once, before other work of the event loop."""
-Out = TypeVar("Out", bound=Record)
+Out = TypeVar("Out")
 
 
 class Frame(msgspec.Struct, Generic[Out], array_like=True, gc=False):
@@ -46,12 +46,48 @@ class Frame(msgspec.Struct, Generic[Out], array_like=True, gc=False):
 ToDispatcher = Hello | Bye | FromGateway
 ToRelay = Welcome | Bye | FromDispatcher
 _encoder = msgspec.msgpack.Encoder()
-of_relay = msgspec.msgpack.Decoder(Frame[ToDispatcher])
-of_dispatcher = msgspec.msgpack.Decoder(Frame[ToRelay])
+
+
+class Decoder:
+    """Decoder of frames of *records*, a union. A record of another release that is none of them is left out alone."""
+
+    def __init__(self, records: Any) -> None:
+        self._frames = msgspec.msgpack.Decoder(Frame[records])
+        self._raw, self._record = msgspec.msgpack.Decoder(Frame[msgspec.Raw]), msgspec.msgpack.Decoder(records)
+
+    def decode(self, message: bytes) -> Frame[Any]:
+        """Raises msgspec.ValidationError and msgspec.DecodeError for what is no frame."""
+        try:
+            return self._frames.decode(message)
+        except msgspec.ValidationError:
+            frame, records = self._raw.decode(message), list[Any]()
+            for raw in frame.records:
+                try:
+                    records.append(self._record.decode(raw))
+                except msgspec.ValidationError as error:
+                    logger.warning("link: a record of another release is left out: %s", error)
+            return Frame(frame.session, frame.number, records)
+
+
+of_relay = Decoder(ToDispatcher)
+of_dispatcher = Decoder(ToRelay)
 
 
 def encoded(session: int, number: int, records: Sequence[Record]) -> bytes:
-    return _encoder.encode((session, number, records))
+    """Return a frame of *records*, without those that msgpack cannot hold, as text with half a character in it."""
+    try:
+        return _encoder.encode((session, number, records))
+    except (TypeError, ValueError, OverflowError):
+        return _encoder.encode((session, number, [each for each in records if _is_encodable(each)]))
+
+
+def _is_encodable(record: Record) -> bool:
+    try:
+        _encoder.encode(record)
+    except (TypeError, ValueError, OverflowError):
+        logger.exception("link: a record cannot be sent: %s", type(record).__name__)
+        return False
+    return True
 
 
 def machine() -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from scheduling.queueing.promises import ADMIT, ClassTerms
 
@@ -112,6 +113,14 @@ class Asked(Record, frozen=True):
     def allowed_s(self) -> float:
         """Return seconds from its arrival until its first promise is due, infinity without any."""
         return min(math.inf if self.due_s is None else self.due_s, math.inf if self.end_s is None else self.end_s)
+
+    def on(self, terms: ClassTerms) -> "Asked":
+        """Return it as a request on *terms*, to which it was degraded."""
+        return replace(self, **{name: getattr(terms, name) for name in TERMS})
+
+
+TERMS = tuple(name for name in ClassTerms.__struct_fields__ if name in Asked.__struct_fields__)
+"""Fields of requests that are terms of their SLO class."""
 
 
 class Advanced(Record, frozen=True):

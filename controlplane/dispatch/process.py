@@ -254,12 +254,15 @@ class Dispatching:
         self._refresh.clear()
         owned = self.lease.owned
         read = await database_sync_to_async(inventory.read)()
+        if owned != self.lease.owned:  # another read may have found more of it
+            self.refresh_now()
+            return
         models = read.models
         moved = [one for one in self.dispatcher.requests.values() if _shard(models.get(one.asked.model)) not in owned]
         self.dispatcher.forget(moved)  # their relays give them to the next owner
         self.dispatcher.apply_inventory(read.of(owned) if owned else read)  # one that stands by knows all
         self.tune(read.values)
-        if owned == self.lease.owned != self.serving:
+        if owned != self.serving:
             self._serve(owned)
         if read.values.ignored != self.ignored_settings:
             with contextlib.suppress(*ERRORS):  # the next look records it

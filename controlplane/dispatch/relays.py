@@ -150,11 +150,11 @@ class Relays:
                     self._take_of(peer, record)
 
     def _take_of(self, peer: Peer, record: port.FromGateway) -> None:
-        if isinstance(record, port.Asked) and record.system_blocks:
-            if len(self._prefixes) > MAX_PREFIXES:
-                self._prefixes.clear()
-            self._prefixes[record.prefix_hashes[record.system_blocks - 1]] = peer.relay
         try:
+            if isinstance(record, port.Asked) and record.system_blocks:
+                if len(self._prefixes) > MAX_PREFIXES:
+                    self._prefixes.clear()
+                self._prefixes[record.prefix_hashes[record.system_blocks - 1]] = peer.relay
             self._take(record)
         except Exception:
             logger.exception(
@@ -169,7 +169,7 @@ class Relays:
         if not owns:
             return  # it asks again, or finds the owner
         if (before := self.peers.get(hello.relay)) is not None:
-            if before.session == hello.session:
+            if (before.session, before.identity) == (hello.session, identity):  # a gap shows where the answer was lost
                 return
             self._end(before)
         outbox = self._outbox(identity)

@@ -136,11 +136,12 @@ def new_instance(deployment: Deployment) -> Instance:
     launchers = Counter((here if here.exists() else siblings).values_list("launcher", flat=True))
     if not launchers:
         raise ActionError("Pilothouse has started none of its instances, so it does not know how to start one")
+    node, usual = pick(deployment), launchers.most_common(1)[0][0]
     row = Instance(
         name=free_name(deployment),
         deployment=deployment,
-        launcher=launchers.most_common(1)[0][0],
-        node=pick(deployment),
+        launcher=node.launcher(usual) if node else usual,
+        node=node,
     )
     row.full_clean()
     row.save()

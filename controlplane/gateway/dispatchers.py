@@ -57,9 +57,12 @@ class Session:
         """Ask for a session: what was open in the last one is void."""
         self.dispatchers.left(self)
         self.welcomed, self._expected = False, 0
+        self._ask(time.time_ns())
+
+    def _ask(self, session: int) -> None:
         self.asked_s = now_s = self.dispatchers.clock()
-        self._outbox.begin(time.time_ns())
-        self._outbox.add(port.Hello(self.dispatchers.number, self._outbox.session, self.dispatchers.machine, now_s))
+        self._outbox.begin(session)
+        self._outbox.add(port.Hello(self.dispatchers.number, session, self.dispatchers.machine, now_s))
         self._outbox.flush()
 
     def tick(self) -> None:
@@ -68,7 +71,7 @@ class Session:
             logger.warning("relay: the dispatcher at %s is silent", self.address)
             self.begin()
         elif not self.welcomed and now_s - self.asked_s >= HELLO_S:
-            self.begin()
+            self._ask(self._outbox.session)  # ZeroMQ may keep it for an owner that is away: it is of one session
         elif self.welcomed and now_s - self._outbox.sent_s >= TICK_S:
             self._outbox.flush(empty=True)
 
@@ -82,6 +85,8 @@ class Session:
                     placed = replace(placed, placed_s=placed.placed_s + self.shift_s)
                 asked = replace(record.asked, arrived_s=record.asked.arrived_s + self.shift_s)
                 record = replace(record, asked=asked, placed=placed)
+            elif isinstance(record, port.Backlog):
+                record = replace(record, due=tuple((due_s + self.shift_s, count) for due_s, count in record.due))
         self._outbox.add(record)
 
     def _receive(self, parts: list[bytes]) -> None:
@@ -105,10 +110,17 @@ class Session:
                     return
                 case port.Welcome():
                     self._welcome(record)
-                case port.Placed() if self.shift_s:
-                    self.dispatchers.received(self, replace(record, placed_s=record.placed_s - self.shift_s))
                 case _:
-                    self.dispatchers.received(self, record)
+                    self._take(record)
+
+    def _take(self, record: port.FromDispatcher) -> None:
+        """Act on *record*, whose error is no other request's."""
+        if isinstance(record, port.Placed) and self.shift_s:
+            record = replace(record, placed_s=record.placed_s - self.shift_s)
+        try:
+            self.dispatchers.received(self, record)
+        except Exception:
+            logger.exception("relay: a record of a dispatcher could not be taken: %s", type(record).__name__)
 
     def _welcome(self, welcome: port.Welcome) -> None:
         if not self.welcomed:
@@ -173,7 +185,7 @@ class Dispatchers:
     @property
     def linked(self) -> bool:
         """Whether relays reach other processes: the owner of a shard, or the last one, which another one follows."""
-        return any(state.address for state in self.lease.roles.values())
+        return any(self.lease.roles[role].address for role in self.lease.shards if role in self.lease.roles)
 
     @property
     def connected(self) -> bool:
@@ -256,15 +268,17 @@ class Dispatchers:
 
     def _list(self) -> None:
         models, targets = dict[str, port.ServedModel](), dict[str, port.WeightedTargets]()
-        for served in self._served.values():
-            models |= {each.name: each for each in served.models}
+        for owner, served in self._served.items():
+            models |= {each.name: each for each in served.models if self._may_list(owner, each.shard)}
             targets |= {each.name: each for each in served.targets}
         until_s = self.clock() + MOVES_WITHIN_S
         if len(self.lease.shards) > 1:  # what one owner leaves, another may take up in a moment
             for name in self._models.keys() - models.keys():
                 self._between.setdefault(name, until_s)
-        self._between = {
-            name: end_s for name, end_s in self._between.items() if name not in models and self.clock() < end_s
+        self._between = {  # an adapter goes with its model
+            name: end_s
+            for name, end_s in self._between.items()
+            if name not in models and self._models[name].base not in models and self.clock() < end_s
         }
         models |= {name: replace(self._models[name], shard=NONE) for name in self._between}
         self._models = models
@@ -280,8 +294,13 @@ class Dispatchers:
             if model in models:
                 self._open(each)
             elif role == NONE:
+                self._roles.pop(each.number, None)  # the first owner refuses it where its instance gives it back
                 message = f"No instance of {model!r} is serving or being started."
                 self.receive(port.Refused(each.number, 503, "model_unavailable", message, retry_after_s=15))
+
+    def _may_list(self, owner: object, shard: str) -> bool:
+        """Whether *owner* says what is of *shard*: while this process stands by it knows all models, maybe before others."""
+        return owner is not self.local or self.routes.get(shard, (owner,))[0] is owner
 
     def _open(self, opened: port.Open) -> None:
         """Register an open request with the owner of its shard."""

@@ -276,7 +276,7 @@ class Progress(Struct, eq=False, kw_only=True):
         if decided.slo_class != self.terms.slo_class:
             self.asked_class = step["asked_class"] = self.terms.slo_class
             self.terms = self.grant.terms[decided.slo_class]
-            self.asked = structs.replace(self.asked, slo_class=decided.slo_class)
+            self.asked = self.asked.on(next(one for one in self.asked.fallbacks if one.slo_class == decided.slo_class))
         self.steps.insert(0, step)
 
     def note_work(self, ended_s: float, usage: Usage) -> None:

@@ -25,7 +25,7 @@ from controlplane.resources.filters import Hidden, Search
 from controlplane.resources.resource import Column, Filter, Operation, Resource, of_choice, of_region, search_in
 from scheduling.policy import COLUMNS as POLICY
 
-STARTS = "console/instances/starts_cell.html"
+CORDONED, COUNTS = "console/nodes/cordoned_cell.html", "console/nodes/counts_cell.html"
 CORDONS = (
     Operation(
         "cordon", services.cordon, "Nothing new is started there; what runs stays: drain it to move its requests."
@@ -63,6 +63,10 @@ def by_name(rows: Any, text: str) -> list[Any]:
     return [row for row in rows if text.lower() in row.name.lower()]
 
 
+def free_gpus(node: Any) -> int:
+    return int(max(0, node.free_gpus() if node.gpus_cordoned else node.gpu_count - node.gpus_used))
+
+
 REGIONS = Resource(
     name="regions",
     noun="region",
@@ -74,7 +78,7 @@ REGIONS = Resource(
         Column("name", "Name", draw="id"),
         Column("title", "Region"),
         Column("active"),
-        Column("cordoned", "Cordoned by", label="Starts", draw=STARTS),
+        Column("cordoned", "Cordoned by", draw=CORDONED, kind="wrap"),
         Column("dark_since", "Dark since (UTC)", label="Dark since", draw="moment"),
         Column("latency_ms", type=dict[str, float]),
     ),
@@ -105,15 +109,13 @@ PRICES = Resource(
 NODES = Resource(
     name="nodes",
     noun="node",
-    title="Held and cordoned",
     model=Node,
     kind=kinds.NODE,
     operations=CORDONS,
     rows=lambda viewer: selectors.nodes(),
     least=Role.VIEWER,
-    parent=("console:instances", "Instances"),
     columns=(
-        Column("name", "Node", draw="console/instances/node_cell.html", sorts=True),
+        Column("name", "Node", draw="console/nodes/name_cell.html", sorts=True),
         Column("region", "Region", "region.name", type=str),
         Column("region_title", label="Region", source="region.title", rest=False),
         Column("gpu_type", "GPU type", "gpu_type.name", type=str),
@@ -121,21 +123,30 @@ NODES = Resource(
         Column("gpu_count", "GPUs", draw="count"),
         Column("address", "Address"),
         Column("active", "Active"),
-        Column("cordoned", "Cordoned by", label="Starts", draw=STARTS),
-        Column("gpus_used", "GPUs used", type=int, draw="console/instances/gpus_cell.html", kind="num", sorts=True),
+        Column("cordoned", "Cordoned by", draw=CORDONED, kind="wrap"),
+        Column("gpus_used", "GPUs used", type=int, draw="console/nodes/gpus_cell.html", kind="num", sorts=True),
         Column("gpus_cordoned", "GPUs cordoned", type=int),
-        Column("host", "Agent"),
+        Column("gpus_free", "GPUs free", free_gpus, label="Free", type=int, draw="count", sorts=True),
+        Column("instances_here", label="Instances", draw=COUNTS, rest=False),
+        Column("stock_here", label="Weights", draw=COUNTS, rest=False),
+        Column("host", "Agent", draw="console/nodes/agent_cell.html"),
         Column("reported_at", "Reported (UTC)", label="Reported", draw="age"),
+        Column("ray", "Ray", type=dict[str, Any]),
     ),
     filters=(
         search_in("name", "address", control=Search("q", "Search by name or address")),
         of_region("region__name"),
     ),
-    page=("name", "region_title", "gpu_type_title", "gpus_used", "host", "reported_at", "cordoned"),
-    caption="by region and name",
+    page=(
+        *("name", "region_title", "gpu_type_title", "gpus_used", "gpus_free", "instances_here", "stock_here", "host"),
+        "cordoned",
+    ),
+    caption="by name",
     empty="Deploying a model adds the node that it runs on.",
-    template="console/instances/places.html",
-    actions="console/instances/place_actions.html",
+    template="console/nodes/nodes.html",
+    actions="console/nodes/place_actions.html",
+    live="events",
+    refresh_s=10,
     whole=500,
 )
 GPUS = Resource(
@@ -150,11 +161,11 @@ GPUS = Resource(
         Column("id"),
         Column("gpu", "GPU", str, rest=False),
         Column("node", "Node", "node.name", type=str),
-        Column("name"),
+        Column("name", label="GPU"),
         Column("address", "Address on the bus"),
         Column("failed_starts", type=dict[str, str]),
         Column("failures", "Failed on it", lambda row: "; ".join(row.failed_starts.values()), rest=False, draw="wide"),
-        Column("cordoned", "Cordoned by", label="Starts", draw=STARTS),
+        Column("cordoned", "Cordoned by", draw=CORDONED, kind="wrap"),
     ),
     filters=(Filter("node", "node__name"),),
     page=("gpu", "failures", "cordoned"),
@@ -163,32 +174,27 @@ GPUS = Resource(
 STOCK = Resource(
     name="stock",
     noun="row",
-    title="Weights on nodes",
     model=Stock,
     operations=(Operation("pull", stock.pull, "Its node copies the weights from the hub onto its disk."),),
     rows=lambda viewer: Stock.objects.select_related("node"),
     least=Role.VIEWER,
-    parent=("console:places", "Held and cordoned"),
     columns=(
         Column("id"),
-        Column("name", "Model or adapter", draw="id", sorts=True),
-        Column("node", "Node", "node.name", type=str, sorts=True),
+        Column("name", "Model or adapter", draw="id"),
+        Column("node", source="node.name", type=str),
         Column("source", "Source"),
-        Column("state", "State", type=StockState, sorts=True),
-        Column("bytes", "On disk (bytes)", draw="console/instances/bytes_cell.html", kind="num", sorts=True),
+        Column("state", "State", type=StockState, draw="console/nodes/state_cell.html"),
+        Column("bytes", "On disk", draw="console/nodes/bytes_cell.html", kind="num"),
         Column("changed_at", "Changed (UTC)", draw="moment"),
         Column("error", "Error", draw="wide"),
     ),
     filters=(
         search_in("name", "source", control=Search("q", "Search by name or source")),
-        Filter("node", "node__name", control=Hidden("node", length=63)),
-        of_choice("state", StockState, "states"),
+        Filter("node", "node__name"),
+        Filter("state", type=StockState),
     ),
-    page=("name", "node", "source", "state", "bytes", "changed_at", "error"),
-    caption="by node and name",
-    empty="What vLLM processes load on their nodes is listed within a minute of their deployment.",
-    actions="console/instances/stock_actions.html",
-    whole=500,
+    page=("name", "source", "state", "bytes", "changed_at", "error"),
+    actions="console/nodes/stock_actions.html",
 )
 MODELS = Resource(
     name="models",

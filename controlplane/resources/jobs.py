@@ -1,12 +1,14 @@
-"""Periodic jobs and parts of the stack, as the monitor of a web process reports them."""
+"""Periodic jobs, parts of the stack, relays and owners of shards, as the monitor and the summary report them."""
 
 from typing import Any
 
 from controlplane.accounts.models import Role
+from controlplane.fleet import shards
+from controlplane.fleet.models import Owner
 from controlplane.jobs import monitor
 from controlplane.jobs.parts import PartState
 from controlplane.jobs.record import JobState
-from controlplane.resources.resource import Column, Resource, Viewer
+from controlplane.resources.resource import Column, Operation, Resource, Viewer
 
 TITLE = "console/system/title_cell.html"
 STATE = "console/system/system_state.html"
@@ -94,4 +96,56 @@ PARTS = Resource(
         Column("process_id", "Process", type=int | None, kind="num id"),
     ),
     page=("name", "state", "since", "restarts", "process_id", "detail"),
+)
+RELAYS = Resource(
+    name="relays",
+    noun="relay",
+    model=None,
+    columns=(
+        Column("name", "Relay", draw="id"),
+        Column("state", "State", draw=STATE),
+        Column("active", "Requests", draw="count", tip="Between arrival and the end of the answer"),
+        Column("streaming", "Streaming", draw="count", tip="Of these, those that get tokens"),
+        Column("busy_ratio", "Busy", draw="percent", tip="Share of its time that its event loop computes"),
+        Column("ledger_held", "Ledger rows held", draw="count", tip="Not yet in the database"),
+        Column("started_at", "Up for", draw="since"),
+        Column("seen_at", "Seen", draw="age"),
+    ),
+    page=("name", "state", "active", "streaming", "busy_ratio", "ledger_held", "started_at", "seen_at"),
+)
+"""Rows of the summary: REST has them in `/api/summary`."""
+SHARDS = Resource(
+    name="shards",
+    noun="shard",
+    model=Owner,
+    operations=(
+        Operation(
+            "hand-over",
+            shards.hand_over,
+            "Another process that stands by takes it within seconds; requests for its models wait meanwhile.",
+        ),
+    ),
+    rows=lambda _viewer: shards.owners(),
+    least=Role.VIEWER,
+    columns=(
+        Column("id"),
+        Column("role", "Shard"),
+        Column("name", "Owner", draw="id"),
+        Column("state", "State", draw=STATE, rest=False),
+        Column("epoch", "Epoch", kind="num"),
+        Column("address", "Address", kind="id wrap"),
+        Column("owned", type=bool, about="Whether its owner holds it now."),
+        Column(
+            "stands_by",
+            label="Stands by",
+            source="contested",
+            type=bool,
+            draw="console/system/stands_by_cell.html",
+            about="Whether another process would take it.",
+        ),
+        Column("moves"),
+        Column("models", "Models", type=list[str], draw="console/system/models_cell.html", kind="wide"),
+    ),
+    page=("role", "models", "name", "state", "stands_by", "epoch", "address"),
+    actions="console/system/shard_actions.html",
 )

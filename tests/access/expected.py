@@ -45,8 +45,7 @@ CONSOLE = {
     "instances": Reach(VIEWER),
     "instance": Reach(VIEWER, {"name": "INSTANCE"}),
     "rollout": Reach(OPERATOR, {"pk": "DEPLOYMENT"}, REASON),
-    "places": Reach(VIEWER),
-    "stock": Reach(VIEWER),
+    "nodes": Reach(VIEWER),
     "models": Reach(VIEWER),
     "deploy": Reach(OPERATOR),
     "deployed": Reach(VIEWER, {"pk": "DEPLOYMENT"}),
@@ -55,6 +54,7 @@ CONSOLE = {
     "change-model parts": Reach(
         OPERATOR, {"pk": "MODEL_ID", "form": "parts"}, {"routing_policy": "round_robin"} | REASON
     ),
+    "change-model shard": Reach(OPERATOR, {"pk": "MODEL_ID", "form": "shard"}, {"shard": "1"} | REASON),
     "what-ifs": Reach(VIEWER),
     "what-if": Reach(VIEWER, {"pk": "WHAT_IF"}),
     "new-what-if": Reach(VIEWER),
@@ -122,6 +122,7 @@ CONSOLE = {
             ("nodes", "NODE_ID", ("cordon", "uncordon"), OPERATOR, False),
             ("plans", "PLAN", ("approve", "reject"), OPERATOR, False),
             ("regions", "REGION_ID", ("cordon", "uncordon"), OPERATOR, False),
+            ("shards", "SHARD_ID", ("hand-over",), OPERATOR, False),
             ("stock", "STOCK_ID", ("pull",), OPERATOR, False),
             ("runs", "RUN", ("first", "stop"), OPERATOR, False),
         )
@@ -147,6 +148,8 @@ REST = {
     "act_on_gpu": Reach(OPERATOR, {"pk": "GPU_ID", "action": "cordon"}, REASON),
     "list_stock": Reach(VIEWER),
     "pull_stock": Reach(OPERATOR, {"pk": "STOCK_ID"}, REASON),
+    "list_shards": Reach(VIEWER),
+    "hand_over_owner": Reach(OPERATOR, {"pk": "SHARD_ID"}, REASON),
     "list_models": Reach(VIEWER),
     "retire_model": Reach(ADMIN, {"name": "MODEL"}, REASON),
     "list_deployments": Reach(VIEWER),

@@ -21,6 +21,7 @@ from controlplane.fleet.models import (
     Gpu,
     InstanceCommand,
     Node,
+    Owner,
     Region,
     Rollout,
     Stock,
@@ -173,6 +174,10 @@ class World:
         length_rows.versions(now - timedelta(minutes=1))
         self.deployment = deployment
         self.plan = planning_rows.plan(deployment.model, now, "advice")
+        in_a_minute = now + timedelta(minutes=1)
+        Owner.objects.create(
+            role="shard 1", name="zephyr-host:17", token="17", expires_at=in_a_minute, wanted_at=in_a_minute
+        )
         Gpu.objects.create(node=Node.objects.get(), name="0")
         Stock.objects.create(node=Node.objects.get(), name="zephyr-34b", source="zephyr/34b")
         Adapter.objects.create(name="zephyr-sql", base=deployment.model, source="zephyr/sql")
@@ -202,6 +207,7 @@ class World:
             "VERSION": LengthVersion.objects.get(number=3).pk,
             "NODE_ID": Node.objects.get().pk,
             "GPU_ID": Gpu.objects.get().pk,
+            "SHARD_ID": Owner.objects.get().pk,
             "STOCK_ID": Stock.objects.get().pk,
             "REQUEST": self.request.pk,
             "PLAN": self.plan.pk,

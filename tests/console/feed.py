@@ -29,6 +29,7 @@ class Feed:
         self.sequence = 0
         self.started_at = 0.0
         self.created_at = time.time() - 600.0  # start of the loads' movement: a new feed is the same at any hour
+        self.relays: list[Row] = []
         self.trouble: dict[str, Row] = {}  # values of a job or part by its name
 
     def load(self, number: int, ts: float) -> float:
@@ -86,6 +87,7 @@ class Feed:
             "instances": columns(instances),
             "lengths": self.lengths(ts),
             "system": self.system(ts),
+            "relays": self.relays,
         }
 
     def system(self, ts: float) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from tests.console.conftest import rows_of
 from tests.console.feed import Feed
 
 PAGES = (
-    "/", "/instances/", "/instances/?sort=-kv_ratio", "/instances/?format=csv", "/places/", "/queues/", "/models/",
+    "/", "/instances/", "/instances/?sort=-kv_ratio", "/instances/?format=csv", "/nodes/", "/queues/", "/models/",
     "/models/?open=llama-3.1-8b", "/models/deploy/", "/batches/", "/spot/", "/scaling/", "/forecast/",
     "/settings/", "/usage/", "/system/", "/events/", "/alerts/", "/api/instances", "/api/deployments", "/api/endpoints",
 )  # fmt: skip

@@ -40,12 +40,12 @@ def of(name, row, verb):
 @pytest.mark.parametrize(("name", "operation"), EVERY, ids=lambda each: getattr(each, "verb", each))
 def test_a_dialog_says_what_it_does_and_asks_why(rf, node, name, operation):
     """The tag draws it from the declaration, so that a new operation has its dialog."""
-    tag = "{% load console %}{% operation name row verb 'the {}' row cancel='Keep it' %}More.{% endoperation %}"
+    tag = "{% load console %}{% operation name row verb 'the {}' row cancel='Keep it' %}<b>More.</b>{% endoperation %}"
     context = {"name": name, "row": node, "verb": operation.verb}
     html = engines["django"].from_string(tag).render(context, rf.get("/nodes/"))
     label = label_of(name, operation.verb)
     for words in (
-        f'commandfor="{operation.verb}-{name}-{node.pk}"', f"{label}…", f"{label} the {node}?", "More.", "Keep it",
+        f'commandfor="{operation.verb}-{name}-{node.pk}"', f"{label}…", f"{label} the {node}?", "<b>More.</b>", "Keep it",
         escape(operation.about.split("`")[0][:40]), f'action="{of(name, node, operation.verb)}"', 'name="reason" required',
         'name="next" value="/nodes/"',
     ):  # fmt: skip
@@ -61,7 +61,7 @@ def test_it_is_carried_out_with_a_reason_and_answers_on_the_page_of_the_form(do,
     answer = client.post(of("nodes", node, "uncordon"), {"reason": "x", "next": "/instances/?q=m"})
     assert answer["Location"] == "/instances/?q=m"
     answer = client.post(of("nodes", node, "cordon"), {"reason": "x", "next": "https://evil.example/"})
-    assert answer["Location"] == reverse("console:places"), "not to another site"
+    assert answer["Location"] == reverse("console:nodes"), "not to another site"
 
 
 def test_what_does_not_fit_is_refused_in_words(do, client, make_instance):

@@ -17,7 +17,7 @@ from controlplane.resources.batches import BATCHES
 from controlplane.resources.events import EVENTS
 from controlplane.resources.filters import Select
 from controlplane.resources.instances import INSTANCES
-from controlplane.resources.inventory import MODELS, NODES, STOCK
+from controlplane.resources.inventory import MODELS, NODES
 from controlplane.resources.jobs import JOBS
 from controlplane.resources.keys import KEYS
 from controlplane.resources.plans import MOVES, PLANS
@@ -35,11 +35,10 @@ PAGES = {
     "moves": MOVES,
     "batches": BATCHES,
     "instances": INSTANCES,
-    "places": NODES,
+    "nodes": NODES,
     "system": JOBS,
     "settings": SETTINGS,
     "models": MODELS,
-    "stock": STOCK,
 }
 of_pages = pytest.mark.parametrize(("address", "resource"), PAGES.items(), ids=list(PAGES))
 

@@ -10,6 +10,8 @@ from django.utils import timezone
 
 from controlplane.alerts.problems import Problem, find, read_known
 from controlplane.console.live.state import Source, tables_of
+from controlplane.events.models import Event
+from controlplane.fleet.models import Model, Owner
 from controlplane.jobs import monitor
 from controlplane.planning.models import PlanStatus, ScalingPlan
 from tests.console.feed import Feed
@@ -25,6 +27,26 @@ def html_of(client, name="system", **query) -> str:
 
 def found(feed: Feed) -> tuple[Problem, ...]:
     return find(tables_of(feed.summary(time.time())), read_known(timezone.now())).found
+
+
+def relay(host: str, pid: int, **values) -> dict:
+    figures = {"active": 12, "streaming": 8, "busy_ratio": 0.31, "ledger_held": 5}
+    seen = {"started_at": time.time() - 60, "seen_at": time.time()}
+    return {"name": f"{host}:{pid}", "host": host, "pid": pid, "state": "serving", **figures, **seen, **values}
+
+
+def text_of(answer) -> str:
+    return " ".join(re.sub(r"<[^>]*>", " ", answer.content.decode()).split())
+
+
+@pytest.fixture
+def owner_row():
+    def make(number: int = 1, **values) -> Owner:
+        given = {"token": "t", "epoch": 4, "address": "tcp://gpu-a:8201", **values}
+        expires_at = given.pop("expires_at", timezone.now() + timedelta(minutes=1))
+        return Owner.objects.create(role=f"shard {number}", expires_at=expires_at, **given)
+
+    return make
 
 
 def titles(feed: Feed) -> list[str]:
@@ -68,6 +90,60 @@ class TestPage:
         assert "ConnectionError: refused" in html
         assert live.feed.latest().problems.found[0].title == "Redis: down"
         assert "Redis: down" in html_of(acting, "overview")
+
+
+class TestProcesses:
+    def test_one_that_does_all_is_a_line_and_no_table(self, acting, live, fleet_feed, owner_row):
+        owner_row(name="gpu-a:17")
+        fleet_feed.relays = [relay("gpu-a", 17)]
+        live.show(fleet_feed)
+        text = text_of(acting.get(reverse("console:system")))
+        assert "One process, gpu-a:17 , carries all requests and decides about all models" in text
+        assert "Stands by" not in text
+
+    def test_none(self, acting, live, fleet_feed):
+        live.show(fleet_feed)
+        assert "No process carries requests" in html_of(acting)
+
+    def test_relays_and_the_owners_of_shards(self, acting, live, fleet_feed, owner_row, language_model):
+        owner_row(name="gpu-a:18", wanted_at=timezone.now())
+        owner_row(2, name="gpu-b:19")
+        owner_row(3, name="gpu-b:19", expires_at=timezone.now())
+        fleet_feed.relays = [relay("gpu-a", 17), relay("gpu-b", 20, state="draining")]
+        live.show(fleet_feed)
+        text = text_of(acting.get(reverse("console:system")))
+        assert "gpu-a:17 Serving 12 8 31% 5" in text
+        assert "gpu-b:20 Draining" in text
+        assert "shard 1 llama-3.1-8b gpu-a:18 Owned another 4 tcp://gpu-a:8201 Hand over… shard 1" in text
+        assert "shard 2 none gpu-b:19 Owned nobody 4 tcp://gpu-a:8201 shard 3 none gpu-b:19 No owner nobody" in text
+
+    def test_a_shard_is_handed_over_and_says_so(self, acting, live, fleet_feed, owner_row):
+        row = owner_row(name="gpu-a:18", wanted_at=timezone.now())
+        live.show(fleet_feed)
+        answer = acting.post(f"/operations/shards/{row.pk}/hand-over/", {"reason": "kernel update"}, follow=True)
+        text = text_of(answer)
+        assert "gpu-a:18 hands shard 1 over to a process that stands by." in text
+        assert "Handed over" in text
+        assert "Hand over…" not in text
+        assert Event.objects.get(kind="shard.moved").reason == "kernel update"
+
+    def test_a_model_is_dealt_with_what_belongs_to_it(self, acting, live, fleet_feed, language_model):
+        other = Model.objects.create(
+            name="other",
+            title="Other",
+            weights_bytes=1,
+            kv_bytes_per_token=1,
+            context_tokens=4096,
+            fallback=language_model,
+        )
+        live.show(fleet_feed)
+        page = text_of(acting.get(reverse("console:models"), {"open": "llama-3.1-8b"}))
+        assert "With it goes other: a model, its fallback" in page
+        form = {"shard": "2", "reason": "load"}
+        answer = acting.post(reverse("console:change-model", args=[language_model.pk, "shard"]), form, follow=True)
+        assert "llama-3.1-8b and other: shard 2 from now on." in text_of(answer)
+        other.refresh_from_db()
+        assert other.shard == 2
 
 
 class TestAttention:

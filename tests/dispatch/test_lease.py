@@ -11,7 +11,8 @@ from channels.db import database_sync_to_async
 from django.db import transaction
 
 from controlplane.dispatch import lease as module
-from controlplane.dispatch.lease import ALONE_S, LEASE_S, Lease, NotOwner, is_dead, process_id
+from controlplane.dispatch.lease import ALONE_S, LEASE_S, Lease, NotOwner, State, is_dead, process_id
+from controlplane.dispatch.port import FIRST
 from controlplane.events.models import Event
 from controlplane.events.services import guard, record
 from controlplane.fleet.models import Owner
@@ -152,3 +153,53 @@ async def test_a_decision_of_an_earlier_owner_is_not_written(leases, clock):
         await database_sync_to_async(decide)()
     rows = await database_sync_to_async(lambda: (list(Owner.objects.values_list("address")), Event.objects.count()))()
     assert rows == ([("",)], 1)
+
+
+async def test_it_hears_of_a_role_that_it_left_before_another_has_it(leases):
+    first, second, _ = leases
+    changes = []
+    first.changed = lambda: changes.append(first.owned)
+    await first._look()
+    await second._look()
+    await first._look()
+    assert changes == [{FIRST: 1}]
+    await database_sync_to_async(Owner.objects.update)(moves=True)
+    await first._look()
+    assert changes == [{FIRST: 1}, {}]
+
+
+async def test_what_is_given_up_while_the_database_is_away_is_free_once_it_answers(leases, monkeypatch):
+    first, second, _ = leases
+    await first._look()
+
+    async def away(work):
+        raise OSError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(first, "_in_thread", away)
+        await first.give_up()
+    renew_or_take = first._renew_or_take
+    monkeypatch.setattr(first, "_renew_or_take", lambda: first.roles | {FIRST: State(first.owner, 1, "", LEASE_S)})
+    await first._look()  # read before it gave up
+    assert (first.owned, first.held) == ({}, False)
+    monkeypatch.setattr(first, "_renew_or_take", renew_or_take)
+    await first._look()
+    await second._look()
+    assert (first.owned, second.held) == ({}, True)
+
+
+@pytest.mark.parametrize(("error", "dead"), [(PermissionError, False), (ProcessLookupError, True)])
+def test_a_process_of_another_user_that_the_system_hides_is_not_dead(monkeypatch, error, dead):
+    token = f"{process_id(os.getpid())} x"
+    monkeypatch.setattr(module, "process_id", lambda pid, known=module.process_id: known(pid) if pid == "self" else "")
+
+    def kill(pid, signal):
+        raise error
+
+    monkeypatch.setattr(os, "kill", kill)
+    assert is_dead(token) is dead
+
+
+def test_processes_of_containers_with_the_same_host_name_and_number_have_different_names():
+    one, other = (Lease(Job("renew-lease", "gateway", 1.0)) for _ in range(2))
+    assert one.owner != other.owner

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from controlplane.dispatch import port
 from controlplane.dispatch.dispatcher import Dispatcher
@@ -48,11 +49,37 @@ class World:
             ),
             adapters=(AdapterSpec("a", "m", "/a", 0),),
         )  # fmt: skip
+        self.begin(self.inventory)
+
+    def begin(self, inventory):
         self.topology = Topology(instances=5, endpoints=16)  # full: the next of either makes it grow
         self.dispatcher = Dispatcher(self.topology, lambda: self.now_s, deliver=self.deliver)
-        self.apply(self.inventory)
+        self.apply(inventory)
+
+    def taken_over(self):
+        """Go on with another dispatcher, which gets what is open as relays register it; nothing is left in the last one."""
+        requests = list(self.dispatcher.requests.values())
+        opened = [
+            port.Open(
+                structs.replace(one.asked, prompt_tokens=one.asked.prompt_tokens - one.kept_tokens),
+                self.placed.get(one.asked.number),
+                one.output_tokens + one.kept_tokens,
+                one.kept_tokens,
+                one.attempts,
+                one.evictions,
+                released=one.released_s is not None,
+            )
+            for one in requests
+        ]
+        self.dispatcher.forget(requests)
+        assert self.left_behind() == {}
+        self.begin(self.applied)
+        for one in sorted(opened, key=lambda each: each.placed is None):
+            self.send(one)
+        assert set(self.dispatcher.requests) == self.open
 
     def apply(self, inventory):
+        self.applied = inventory
         self.dispatcher.apply_inventory(inventory)
         self.dispatcher.pump_all()
         self.answer()
@@ -366,6 +393,49 @@ def test_nothing_of_a_request_is_left_behind(state, ordering, subtests):
             for _ in range(3):
                 world.pass_time(20.0)
             assert world.left_behind() == {}
+
+
+@pytest.mark.parametrize("ordering", ["priority", "qlm"])
+@pytest.mark.parametrize("state", STATES, ids=lambda one: one.__name__)
+def test_a_request_is_where_it_was_after_a_takeover_and_leaves_as_any_other(state, ordering, subtests):
+    for exit_by in EXITS:
+        with subtests.test(exit=exit_by.__name__):
+            world = World(ordering)
+            number = state(world)
+            before = world.placed.get(number)
+            world.taken_over()
+            assert world.placed.get(number) is before
+            exit_by(world, number)
+            assert set(world.dispatcher.requests) == world.open
+            for other in sorted(world.open):
+                world.send(port.Left(other))
+            for _ in range(3):
+                world.pass_time(20.0)
+            assert world.left_behind() == {}
+
+
+@pytest.mark.parametrize(
+    ("state", "stays"),
+    [("ready", True), ("draining", True), ("sleeping", False), ("failed", False), ("loading", False)],
+)
+def test_a_stream_goes_on_over_a_takeover_where_its_instance_serves_still(state, stays):
+    world = World()
+    number = placed(world)
+    before = world.placed[number]
+    instances = [
+        replace(one, state=state, state_changed_at=9.0) if one.name == before.instance else one
+        for one in world.inventory.instances
+    ]
+    world.applied = replace(world.inventory, instances=tuple(instances))
+    world.taken_over()
+    assert (world.placed[number] is before) is stays
+
+
+def test_a_request_with_a_system_prompt_is_placed_by_the_fallback_of_its_model():
+    world = World()
+    world.apply(replace(world.inventory, instances=world.inventory.instances[2:3]))
+    number = world.submit(fallback="f", prefix_hashes=(1, 2, 3), block_tokens=4, system_blocks=2)
+    assert world.placed[number].instance == "i2"
 
 
 # Stages

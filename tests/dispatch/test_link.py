@@ -3,7 +3,9 @@
 import asyncio
 import random
 from itertools import count
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 import zmq
 from msgspec.structs import replace
@@ -24,7 +26,9 @@ class Network:
 
     def __init__(self, seed):
         self.random, self.loses = random.Random(seed), 0.0
-        self.bound, self.connected, self.identities = {}, {}, count()
+        self.bound, self.connected, self.identities, self.kept = {}, {}, count(), []
+        self.keeps = False
+        """Messages for dispatchers, as ZeroMQ does while there is none."""
 
     def socket(self, loop, kind, receive):
         network, identity = self, b"%d" % next(self.identities)
@@ -45,7 +49,9 @@ class Network:
                     target, message = network.connected.get(parts[0]), [parts[1]]
                 else:
                     target, message = network.bound.get(self.address), [identity, parts[0]]
-                if target is not None:
+                if network.keeps and kind == zmq.DEALER:
+                    network.kept.append((target, message))
+                elif target is not None:
                     loop.call_soon(target, message)
 
             def close(self):
@@ -240,3 +246,150 @@ async def test_only_relays_of_the_installation_are_heard_over_tcp(settings, key)
     assert [parts[1] for parts in heard] == ([] if key == "another" else [b"hello"])
     client.close()
     server.close()
+
+
+@pytest.fixture
+async def installation(monkeypatch):
+    """Without an owner."""
+    network, clock = Network(0), Clock()
+    for module in (relays, dispatchers):
+        monkeypatch.setattr(module, "Socket", network.socket)
+    fleet = Installation(network, clock)
+    fleet.owner = -1
+    return fleet
+
+
+async def test_an_owner_that_was_away_for_long_begins_one_session_with_each_relay(installation):
+    network, begun = installation.network, []
+    installation.elect(0)
+    network.keeps = True
+    for _ in range(40):
+        await installation.pass_time()
+    network.keeps = False
+    assert len(network.kept) > 20
+    welcome = installation.dispatchers[0]._welcome
+    installation.dispatchers[0]._welcome = lambda *given: begun.append(given) or welcome(*given)
+    for target, message in network.kept:
+        target(message)
+    for _ in range(3):
+        await installation.pass_time()
+    assert all(relay.connected for relay in installation.relays)
+    assert len(begun) == 2
+
+
+async def test_an_error_of_one_record_loses_no_other(installation):
+    installation.elect(0)
+    for _ in range(2):
+        await installation.pass_time()
+    for _ in range(3):
+        installation.ask(0)
+    placed = next(one for one in RECORDS if isinstance(one, port.Placed))
+    taken, numbers = [], list(installation.open[0])
+
+    def receive(record):
+        if record.number == numbers[1]:
+            raise KeyError(record.number)
+        taken.append(record.number)
+
+    installation.relays[0].receive = receive
+    for number in numbers:
+        installation.dispatchers[0].deliver(replace(placed, number=number, epoch=1))
+    await installation.pass_time()
+    assert taken == [numbers[0], numbers[2]]
+
+
+async def test_moments_are_those_of_the_dispatchers_machine(installation, monkeypatch):
+    ahead_s, taken = 5e6, []
+    dispatcher, relay = installation.dispatchers[0], installation.relays[0]
+    dispatcher.clock, dispatcher._machine = lambda: installation.clock() + ahead_s, "another"
+    dispatcher._take = taken.append
+    installation.elect(0)
+    for _ in range(2):
+        await installation.pass_time()
+    placed = next(one for one in RECORDS if isinstance(one, port.Placed))
+    for record in (ASKED, port.Open(ASKED, placed), port.Backlog("m", ((3600.0, 40),))):
+        relay.send(record)
+        relay.routes[port.FIRST][1](record)
+    await installation.pass_time()
+    asked, opened, backlog = (
+        next(one for one in taken if type(one) is kind) for kind in (port.Asked, port.Open, port.Backlog)
+    )
+    shifts = [
+        asked.arrived_s - ASKED.arrived_s,
+        opened.asked.arrived_s - ASKED.arrived_s,
+        opened.placed.placed_s - placed.placed_s,
+        backlog.due[0][0] - 3600.0,
+    ]
+    assert shifts == pytest.approx([ahead_s] * 4, abs=1.0)
+
+
+@pytest.mark.parametrize("decoder", [link.of_relay, link.of_dispatcher])
+def test_a_record_of_another_release_is_left_out_of_its_frame(decoder):
+    known = port.Finished(7, 40) if decoder is link.of_relay else port.Evict(7)
+    frame = msgspec.msgpack.encode(
+        (3, 5, [known, ["OfALaterRelease", 7], [*msgspec.to_builtins(known), "a later field"]])
+    )
+    assert decoder.decode(frame) == link.Frame(3, 5, [known, known])
+
+
+@pytest.mark.parametrize("what", ["half a character \ud800", 2**70, object()])
+def test_a_record_that_cannot_be_sent_keeps_no_other_back(what):
+    records = [port.Evict(7), port.Evict(what), port.Evict(8)]
+    assert link.of_dispatcher.decode(link.encoded(3, 5, records)).records == [port.Evict(7), port.Evict(8)]
+
+
+class TwoShards:
+    owner, shards, roles = "relay", [port.FIRST, "shard 2"], {}
+
+
+def served(*names, **more):
+    models = [port.ServedModel(name, 4096, 0, has_endpoint=True, by_prefix=False, **more) for name in names]
+    return port.ServedModels(tuple(models))
+
+
+@pytest.fixture
+def sharded():
+    """A relay between two owners, each of which is the list of the records that it gets."""
+    world = SimpleNamespace(first=[], second=[], open=[], refused=[], now_s=1000.0)
+    world.relay = Dispatchers(
+        TwoShards, None, serving=dict, number=1, receive=world.refused.append, opened=lambda: world.open, entered=list,
+        clock=lambda: world.now_s,
+    )  # fmt: skip
+    world.relay.owned("first", world.first.append, {port.FIRST: 1})
+    world.relay.owned("second", world.second.append, {"shard 2": 1})
+    return world
+
+
+def test_an_adapter_that_is_deleted_moves_no_request_of_its_model(sharded):
+    both = served("m"), served("a", base="m")
+    sharded.relay.received("first", port.ServedModels((*both[0].models, *both[1].models)))
+    sharded.relay.send(ASKED)
+    sharded.open.append(port.Open(ASKED))
+    sharded.relay.received("first", both[0])
+    assert sharded.first == [ASKED]
+
+
+def test_what_runs_when_its_model_is_retired_is_refused_where_it_is_to_be_placed_again(sharded):
+    sharded.relay.received("second", served("m", shard="shard 2"))
+    sharded.relay.send(ASKED)
+    sharded.open.append(port.Open(ASKED, next(one for one in RECORDS if isinstance(one, port.Placed))))
+    sharded.relay.received("second", served())
+    sharded.now_s += 2 * dispatchers.MOVES_WITHIN_S
+    sharded.relay.received("second", served())
+    assert port.Refused in map(type, sharded.refused)
+    again = port.Left(ASKED.number, again=True)
+    sharded.relay.send(again)
+    assert sharded.first == [again], "who does not know it refuses it"
+
+
+def test_a_process_that_stands_by_moves_requests_only_once_the_next_owner_knows_their_model(sharded):
+    standby = sharded.relay.local = object()
+    sharded.relay.received("first", served("m"))
+    sharded.relay.send(ASKED)
+    sharded.open.append(port.Open(ASKED))
+    sharded.relay.received(standby, served("m", shard="shard 2"))
+    assert (sharded.first, sharded.second) == ([ASKED], [])
+    sharded.relay.received("first", served())
+    assert (sharded.first[1:], sharded.second) == ([port.Left(ASKED.number)], [])
+    sharded.relay.received("second", served("m", shard="shard 2"))
+    assert (sharded.first[2:], sharded.second) == ([], sharded.open)

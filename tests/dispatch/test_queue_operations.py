@@ -1,15 +1,19 @@
 """What operators see of the queues and do to a group, and their commands from elsewhere."""
 
+from contextlib import nullcontext
+
 import pytest
 from msgspec import json
 
 from controlplane.dispatch.observation import Observation
-from controlplane.dispatch.queues.commands import Commands, Reply
-from controlplane.dispatch.queues.operations import GroupAction, QueueOperations
+from controlplane.dispatch.queues import commands as module
+from controlplane.dispatch.queues.commands import Commands, GatewaySilent, Reply
+from controlplane.dispatch.queues.operations import GroupAction, QueueOperations, RunAction
 from controlplane.dispatch.queues.view import QueuesView
 from controlplane.dispatch.snapshot import Snapshot
 from controlplane.dispatch.wire import GROUP_COLUMNS
 from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.fleet.models import Owner
 from controlplane.jobs.record import Job
 from scheduling.fleet.state import FleetState, Holder, PromptState, joined
 from tests.dispatch.test_reordering import Served
@@ -159,3 +163,21 @@ def test_states_of_shards_are_that_of_the_whole_fleet(served, grouped):
     for group in whole.groups.groups:
         assert whole.endpoints[group.endpoint].model == whole.instances[group.instance].model == "m"
         assert {whole.waiting[each].model for each in group.members} == {"m"}
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("answering", "error"), [(2, None), (1, "Not every gateway answers"), (0, "No gateway answers")]
+)
+def test_a_run_is_stopped_where_all_owners_say_so(monkeypatch, answering, error):
+    for at in range(2):
+        Owner.objects.update_or_create(role=f"shard {at + 1}", defaults={"name": f"web:{at}"})
+
+    def exchange(owner, *_):
+        if int(owner[-1]) >= answering:
+            raise GatewaySilent("No gateway answers; nothing was done")
+        return Reply(3)
+
+    monkeypatch.setattr(module, "_exchange", exchange)
+    with pytest.raises(GatewaySilent, match=error) if error else nullcontext():
+        assert module.ask_of_run(1, "app", "run", RunAction.STOP) == 6

@@ -14,7 +14,7 @@ from controlplane.alerts.demo import seed_all
 from controlplane.alerts.models import Alert, AlertRule
 from controlplane.fleet import services
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import Instance, SloClass, SloKind
+from controlplane.fleet.models import Gpu, Instance, Node, SloClass, SloKind, Stock, StockState
 from controlplane.gateway.models import LedgerRow, Outcome
 from controlplane.usage.models import UsageHour, UsageMark
 
@@ -25,6 +25,7 @@ DRAINED, FAILED, LOST, FULL = (
     "llama-2-70b-us-west-1",
     "llama-3-1-8b-us-central-2",
 )
+NODE = "us-east-h100-1"
 
 
 def people() -> None:
@@ -67,6 +68,10 @@ def fleet() -> list[dict[str, Any]]:
         )  # fmt: skip
     for tenant in Tenant.objects.all():
         create_api_key(tenant, f"{tenant.name} production", operator)
+    node = Node.objects.get(name=NODE)
+    Gpu.objects.create(node=node, name="3", cordoned="GPU health, fallen off the bus", failed_starts={"a": "Xid 79"})
+    for number, state in enumerate(StockState):
+        Stock.objects.create(node=node, name=f"model-{number}", source=f"acme/model-{number}", state=state, error="401")
     requests()
     usage()
     rows = []

@@ -16,7 +16,7 @@ PAGES = {
     "overview": "/",
     "overview-table": "/?table=ttft&demand=prompt",
     "instances": "/instances/?sort=-kv_ratio",
-    "places": "/places/",
+    "nodes": f"/nodes/?open={seed.NODE}",
     "instance": f"/instances/{seed.DRAINED}/",
     "instance-failed": f"/instances/{seed.FAILED}/",
     "requests": "/requests/",
@@ -43,7 +43,7 @@ PLANNING = {
 }
 """Pages that need forecasts, plans and moves."""
 WITH_DATA = {
-    "overview-table", "instance", "instance-failed", "places", "request", "usage-by-model", "event", "settings",
+    "overview-table", "instance", "instance-failed", "nodes", "request", "usage-by-model", "event", "settings",
     "not-violated", "forecast-tables", "plan", "models-open",
 }  # fmt: skip
 FIRST_DAY = {name: path for name, path in (PAGES | PLANNING).items() if name not in WITH_DATA} | {

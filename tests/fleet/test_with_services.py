@@ -25,9 +25,9 @@ S = InstanceState
 PATIENCE_S = 30.0
 
 
-def until(condition):
+def until(condition, patience_s=PATIENCE_S):
     """Wait for *condition*, and fail if it does not come."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while not (value := condition()):
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.05)

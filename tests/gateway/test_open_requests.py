@@ -4,9 +4,11 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+from msgspec import structs
 
 from controlplane.dispatch.port import (
     DEAD,
+    Admission,
     Advanced,
     Asked,
     Finished,
@@ -22,7 +24,8 @@ from controlplane.gateway.admission.validation import Kind
 from controlplane.gateway.progress import Interrupt, Progress, RequestState
 from controlplane.gateway.serving.open_requests import OpenRequests
 from controlplane.gateway.serving.prefixes import BLOCK_IDS, leading_hashes
-from controlplane.gateway.upstream.answers import Usage
+from controlplane.gateway.upstream.answers import InstanceLost, Usage
+from scheduling.queueing.promises import ClassTerms
 
 WHY = Reasons("round_robin", 0, 100, {"m-0": [0.0]})
 
@@ -120,3 +123,47 @@ async def test_the_task_of_a_request_whose_instance_is_lost_is_interrupted(side)
     side.requests.on_event(Lost(0))
     assert cancelled == [True]
     assert progress.interrupted is Interrupt.INSTANCE_LOST
+
+
+async def test_one_whose_client_is_being_told_of_its_end_takes_no_place(side):
+    progress = side.request()
+    progress.move(RequestState.FAILED)
+    side.records.clear()
+    assert side.requests.opened() == []
+    side.placed(progress)
+    await asyncio.sleep(0)
+    assert side.records == [Left(0)]
+
+
+async def test_what_runs_is_registered_before_what_waits(side):
+    """Else what waits would be given its room."""
+    requests = [side.request() for _ in range(3)]
+    side.placed(requests[2])
+    assert [one.number for one in side.requests.opened()] == [2, 0, 1]
+
+
+async def test_the_next_dispatcher_hears_of_the_terms_that_it_waits_on(side):
+    degraded, _ = side.request(), side.request()
+    batch = ClassTerms("batch", priority=2, due_s=60.0, interactive=False)
+    degraded.asked = structs.replace(degraded.asked, slo_class="chat", fallbacks=(batch,))
+    degraded.terms = SimpleNamespace(slo_class="chat")
+    degraded.grant = SimpleNamespace(terms={"batch": SimpleNamespace(slo_class="batch")})
+    side.requests.on_event(Admission(0, "batch", late_s=0.0, wait_p99_s=1.0))
+    side.requests.on_event(Queued(1, "east", 30, released={"why": "room", "priority": 3}))
+    asked = [one.asked for one in side.requests.opened()]
+    assert [(one.slo_class, one.priority, one.due_s, one.interactive) for one in asked] == [
+        ("batch", 2, 60.0, False),
+        ("", 3, None, True),
+    ]
+
+
+async def test_what_lost_its_instance_ends_where_this_process_places_nothing(side):
+    cancelled, requests = [], [side.request() for _ in range(3)]
+    for progress in requests:
+        progress.task = SimpleNamespace(cancel=lambda number=progress.asked.number: cancelled.append(number))
+    for progress in requests[:2]:
+        side.placed(progress)
+        side.requests.began(progress)
+    side.requests.place_again(requests[0], InstanceLost("m-0: it ended", DEAD))
+    side.requests.stand_by()
+    assert cancelled == [0, 2]

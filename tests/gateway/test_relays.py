@@ -14,6 +14,7 @@ from prometheus_client import generate_latest
 
 from controlplane.accounts.models import Budget, BudgetKind, Tenant
 from controlplane.dispatch import lease as leases
+from controlplane.dispatch.lease import Lease
 from controlplane.dispatch.monitoring.measures import RELAY_SILENT_S
 from controlplane.dispatch.monitoring.windows import Count
 from controlplane.fleet.models import Model
@@ -268,6 +269,18 @@ async def test_a_relay_that_dies_leaves_its_room_to_others(fleet, monkeypatch):
         await until(lambda: not dispatcher.requests)
         slowly(fleet, tokens=3)
         assert (await lives.chat()).status == 200
+
+
+async def test_an_inventory_that_was_read_before_a_change_of_owners_is_not_applied(fleet, monkeypatch):
+    slowly(fleet)
+    dispatching, owned = fleet.owner.dispatching, Lease.owned
+    before = [{}]
+    async with streams(fleet.relays, MANY):
+        await until(lambda: len(dispatching.dispatcher.requests) == MANY)
+        of_then = property(lambda lease: before.pop() if before and lease is dispatching.lease else owned.fget(lease))
+        monkeypatch.setattr(Lease, "owned", of_then)
+        await dispatching.read_inventory()
+        assert (len(dispatching.dispatcher.requests), before) == (MANY, [])
 
 
 async def test_requests_wait_while_there_is_no_owner(fleet):

@@ -56,8 +56,8 @@ RULES = [
     ),
     Rule(("scheduling.control",), ("scheduling.simulation",)),
     Rule(("forecasting",), (*FRAMEWORKS, "scheduling", "workers", "controlplane")),
-    Rule(("workers.vllm", "workers.emulator"), (*FRAMEWORKS, "controlplane", "workers.tasks", "workers.celery")),
-    Rule(("workers.vllm",), ("workers.emulator",)),
+    Rule(under("workers", "vllm", "emulator", "ray"), (*FRAMEWORKS, "controlplane", "workers.tasks", "workers.celery")),
+    Rule(("workers.vllm",), ("workers.emulator", "workers.ray")),
     Rule(("controlplane",), ("workers.tasks", "workers.emulator")),  # tasks run services; who asks for one names it
     # The HTTP side talks to the decision side by records; what composes and what shows the two see both.
     Rule(

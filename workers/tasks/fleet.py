@@ -27,6 +27,7 @@ from controlplane.fleet.rollouts import revisions
 from controlplane.fleet.services import advance_swaps, deliver, free_for_taker, move, notify
 from controlplane.jobs.broker import send_task
 from workers.celery import app
+from workers.ray.launcher import RayLauncher, unreachable
 from workers.vllm import engine_log, gpu_faults, hardware, processes
 from workers.vllm.client import VllmClient, VllmError
 from workers.vllm.launcher import EmulatedLauncher, Launched, LaunchError, ProcessLauncher
@@ -62,7 +63,7 @@ def run_command(command_id: int) -> None:
         return
     if waits_for_gpus(pending):
         return  # delivered again when they are free
-    if why := hosts.obstacle(pending.instance):
+    if why := hosts.obstacle(pending.instance) or head_away(pending.instance):
         _pass_on(pending, why)
         return
     command = claim(command_id)
@@ -72,6 +73,10 @@ def run_command(command_id: int) -> None:
     try:
         VERBS[CommandVerb(command.verb)](instance, command)
     except (LaunchError, VllmError, ActionError) as error:
+        if why := head_away(instance):  # it went while the command ran
+            InstanceCommand.objects.filter(pk=command.pk).update(state=CommandState.PENDING, started_at=None)
+            _pass_on(command, why)
+            return
         _fail(command, str(error))
     except Exception as error:
         logger.exception("command %s: %s %s", command.pk, command.verb, instance.name)
@@ -111,7 +116,7 @@ def watch_loading(forward: bool = True) -> int:
     Return how many were failed.
     """
     failed = 0
-    loading = Instance.objects.launched().filter(state=InstanceState.LOADING)
+    loading = Instance.objects.launched().filter(state=InstanceState.LOADING).exclude(launcher=Launcher.RAY)
     for instance in _of_this_host(loading.select_related("deployment__model", "node"), "watch-loading", forward):
         launcher = launcher_for(instance)
         if asyncio.run(launcher.alive(instance.name)):
@@ -215,6 +220,11 @@ def claim(command_id: int) -> InstanceCommand | None:
     return command if claimed else None
 
 
+def head_away(instance: Instance) -> str:
+    """Return why the head of Ray's cluster cannot be asked, where *instance* needs it: its commands wait; else ""."""
+    return unreachable(settings.RAY_ADDRESS) if instance.launcher == Launcher.RAY else ""
+
+
 def waits_for_gpus(command: InstanceCommand) -> bool:
     """Whether *command* starts an instance on the GPUs of a donated one that has not stopped yet."""
     donated = command.instance.takes_over
@@ -228,6 +238,8 @@ def launcher_for(instance: Instance) -> ServerLauncher:
             return EmulatedLauncher(f"http://127.0.0.1:{settings.EMULATOR_PORT}")
         case Launcher.PROCESS:
             return ProcessLauncher(settings.VLLM_PYTHON, settings.STATE_DIR / "instances")
+        case Launcher.RAY:
+            return RayLauncher(settings.RAY_ADDRESS)
         case _:
             raise LaunchError(f"{instance.name} is started elsewhere: Pilothouse cannot start or stop it")
 

@@ -28,7 +28,7 @@ def observe_instances() -> int:
         path = engine_logs.path_of(instance)
         if path is not None and engine_log.shorten(path):
             logger.info("the log of %s was shortened", instance.name)
-        if instance.state != InstanceState.LOADING or not hosts.obstacle(instance):
+        if instance.state != InstanceState.LOADING or (path is not None and not hosts.obstacle(instance)):
             changed += engine_logs.note_phase(instance)
         if instance.state in ANSWERING and time.time() - instance.engine.get("measured_at", 0.0) >= MEASURE_EVERY_S:
             due.append(instance)

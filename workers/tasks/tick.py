@@ -12,6 +12,7 @@ from workers.celery import app
 from workers.tasks import fleet
 from workers.tasks.nodes import report_nodes
 from workers.tasks.observation import observe_instances
+from workers.tasks.ray import watch_ray
 from workers.tasks.rollouts import advance_rollouts
 
 
@@ -28,6 +29,7 @@ STEPS: Final[dict[str, Callable[[], Any]]] = {
     "advance-swaps": advance_swaps,
     "observe-instances": observe_instances,
     "report-nodes": report_nodes,
+    "watch-ray": watch_ray,
 }
 """By the names of their jobs."""
 
@@ -40,9 +42,9 @@ def tick(*names: str) -> None:
 
 @app.task
 def watch_host(names: Sequence[str]) -> None:
-    """Do *names* of `fleet.FORWARDED` for the servers that this host started, without sending other hosts the same."""
+    """Do *names* for the servers that this host started, or Ray keeps, without sending other hosts the same."""
     for name in names:
-        fleet.FORWARDED[name](forward=False)
+        {**fleet.FORWARDED, "watch-ray": watch_ray}[name](forward=False)
 
 
 def run_steps(steps: dict[str, Callable[[], Any]]) -> None:

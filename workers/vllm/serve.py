@@ -51,18 +51,29 @@ def command(vllm_python: str) -> list[str]:
 
 def arguments(vllm_python: str, spec: LaunchSpec, port: int) -> list[str]:
     """Return the whole command line."""
+    return [*begin(vllm_python, spec.source), *flags(spec, port)]
+
+
+def begin(vllm_python: str, source: str) -> list[str]:
+    """Return the command line up to its flags."""
     start = command(vllm_python)
-    return [*start, *([spec.source] if start[1] == "serve" else ["--model", spec.source]), *_flags(spec, port)]
+    return [*start, *([source] if start[1] == "serve" else ["--model", source])]
 
 
 def environment(spec: LaunchSpec, gpus: Sequence[str]) -> dict[str, str]:
-    """Return our environment, with the variables that every server needs and those of the deployment.
+    """Return our environment, with the variables of *spec*, and *gpus* as those that it sees."""
+    seen = {VISIBLE_GPUS: ",".join(gpus)} if gpus else {}  # or each would take the first ones
+    together = {**os.environ, **seen, **variables(spec)}
+    together.pop("DJANGO_SETTINGS_MODULE", None)
+    return together
+
+
+def variables(spec: LaunchSpec) -> dict[str, str]:
+    """Return the variables that every server needs and those of the deployment.
 
     The token is in here and not on the command line, which all users of the machine see.
     """
-    variables = {
-        **os.environ,
-        **({VISIBLE_GPUS: ",".join(gpus)} if gpus else {}),  # or each would take the first ones
+    return {
         "PYTHONSAFEPATH": "1",  # our own folders must not hide vLLM's packages
         "PYTHONUNBUFFERED": "1",
         "VLLM_NO_USAGE_STATS": "1",
@@ -72,8 +83,6 @@ def environment(spec: LaunchSpec, gpus: Sequence[str]) -> dict[str, str]:
         **({HOST_IP: spec.host} if spec.enable_kv_cache_events and _is_address(spec.host) else {}),
         **spec.environment,
     }
-    variables.pop("DJANGO_SETTINGS_MODULE", None)
-    return variables
 
 
 def problem_with(vllm_python: str, spec: LaunchSpec, cache: Path | None = None) -> str | None:
@@ -107,7 +116,8 @@ def problem_with(vllm_python: str, spec: LaunchSpec, cache: Path | None = None) 
     return problem
 
 
-def _flags(spec: LaunchSpec, port: int) -> list[str]:
+def flags(spec: LaunchSpec, port: int) -> list[str]:
+    """Return the flags of *spec*, its further ones last."""
     quiet = [] if any(word.startswith(QUIET) for word in spec.extra_args) else [QUIET, NOT_LOGGED]
     return [*_own_flags(spec, port), *quiet, *spec.extra_args]
 

@@ -67,6 +67,7 @@ class LaunchSpec(ServerSpec):
 
     name: str
     source: str = ""  # folder or repository that vLLM loads
+    node: str = ""  # its name, by which the Ray launcher knows the machines
     host: str = "127.0.0.1"
     port: int = 0  # 0: the process launcher takes a free one
     tensor_parallel: int = 1

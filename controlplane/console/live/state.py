@@ -91,6 +91,7 @@ def tables_of(summary: Mapping[str, Any]) -> dict[str, list[Any]]:
             Row(kind=WARMED[kind], warmed=warmed, used=used)
             for kind, (warmed, used) in (summary.get("prewarmed") or {}).items()
         ],
+        "relays": list(summary.get("relays") or ()),
         **jobs.tables_of(summary.get("system")),
     }
 

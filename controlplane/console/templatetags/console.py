@@ -188,7 +188,7 @@ def operation(
         "button": label_of(name, verb),
         "about": declared.about if declared else "",
         "subject": subject.format(*(of or (row,))),
-        "content": content.strip(),
+        "content": SafeString(content.strip()),  # `strip` returns plain text
         "grave": verb in GRAVE,
         "page_address": context.get("page_address"),
         **more,

@@ -52,10 +52,16 @@ class Allowances:
         term = self.term()
         if term not in (0, self._term):
             self._begin(term)
-        if self.ready and (term or isinstance(record, port.Leave)):
+        if self.ready and (term or (isinstance(record, port.Leave) and not self._waiting)):  # never before its `Enter`
+            self._answer_waiting()
             self._answer(record)
         else:
             self._waiting.append(record)
+
+    def _answer_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for record in sorted(waiting, key=lambda each: not (isinstance(each, port.Enter) and each.held)):
+            self._answer(record)
 
     def _answer(self, record: port.ForAllowances) -> None:
         match record:
@@ -89,9 +95,7 @@ class Allowances:
             return
         if now_s >= self._began_s + self.registering_s:
             self.ready = True
-            waiting, self._waiting = self._waiting, []
-            for record in sorted(waiting, key=lambda each: not (isinstance(each, port.Enter) and each.held)):
-                self._answer(record)
+            self._answer_waiting()
         self._left = {number: each for number, each in self._left.items() if now_s - (each.left_s or 0.0) <= WINDOW_S}
         self._send_spent()
         await self.budgets.note()

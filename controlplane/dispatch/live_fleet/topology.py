@@ -26,7 +26,7 @@ from controlplane.dispatch.live_fleet.inventory import (
 )  # fmt: skip
 from controlplane.dispatch.port import Asked, WeightedTargets
 from controlplane.events.models import Severity
-from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
+from controlplane.fleet.lifecycle.states import PRESENT, SERVING, InstanceState
 from controlplane.tuning.selectors import Values
 from scheduling.compiled import uncompiled
 from scheduling.fleet.adapter_memory import FROM_MEMORY_S, FROM_STORAGE_S
@@ -281,10 +281,10 @@ class Topology:
                 self._candidates[model, region, opportunistic] = indices
         return indices
 
-    def started(self, instance: str, ready_at: float) -> Replica | None:
-        """Return the instance of that name if it is still the one that was ready since then, epoch seconds."""
+    def serving(self, instance: str, url: str) -> Replica | None:
+        """Return the instance of that name if it serves at *url* still, also where it drains meanwhile or is reclaimed."""
         of_name = (one for one in self.replicas.values() if one.name == instance)
-        return next((one for one in of_name if one.spec.state_changed_at == ready_at), None)
+        return next((one for one in of_name if one.spec.url == url and one.spec.state in SERVING), None)
 
     def spot(self, endpoint: Endpoint) -> Endpoint:
         """Return the endpoint of the donated instances of *endpoint*: their own queue, which no other request enters."""

@@ -73,10 +73,12 @@ def _answers(command: str, values: dict[str, Any], kind: type[Answer]) -> list[A
     with ThreadPoolExecutor(len(owners)) as pool:
         asked = [pool.submit(_exchange, owner, command, values, kind) for owner in owners]
     errors = [error for each in asked if (error := each.exception()) is not None]
-    if len(errors) == len(asked) or (errors and command == "snapshot"):  # a part of the fleet is not its state
-        raise errors[0]
     replies = [each.result() for each in asked if each.exception() is None]
     answers = [cast(Answer, reply.answer) for reply in replies if not reply.refused]
+    if errors and answers and command == "run":
+        raise GatewaySilent("Not every gateway answers; some calls of the run are as they were")
+    if errors and (not answers or command == "snapshot"):  # a part of the fleet is not its state
+        raise errors[0]
     if not answers:
         raise ActionError(replies[0].refused)
     return answers

@@ -387,7 +387,7 @@ def _store_profile(
 
 
 def _start(wanted: DeployRequest, deployment: Deployment, actor: User | str, reason: str) -> tuple[Instance, ...]:
-    launcher = wanted.launcher or usual_launcher()
+    usual = usual_launcher()
     places.lock(Deployment.objects.filter(pk=deployment.pk))
     started = []
     for _ in range(max(1, deployment.min_instances)):
@@ -395,6 +395,7 @@ def _start(wanted: DeployRequest, deployment: Deployment, actor: User | str, rea
             node = places.pick(deployment, by_operator=True)
         except places.NoRoom as error:
             raise ValidationError({"gpus": f"{str(error)[:1].upper()}{str(error)[1:]}."}) from error
+        launcher = wanted.launcher or (node.launcher(usual) if node else usual)
         values = {"name": places.free_name(deployment), "launcher": launcher, "node": node.name if node else None}
         names = {"model": wanted.model, "region": wanted.region, "gpu_type": wanted.gpu_type}
         started.append(services.create(INSTANCE, names | values, actor, reason or "deployed"))
@@ -407,10 +408,11 @@ def _share(wanted: DeployRequest, deployment: Deployment, actor: User | str, rea
     if other is None:
         raise ValidationError({"share_gpus_with": f"There is no instance {wanted.share_gpus_with!r}."})
     places.lock(Deployment.objects.filter(pk__in=(deployment.pk, other.deployment_id)))
+    usual = usual_launcher()
     row = Instance(
         name=places.free_name(deployment),
         deployment=deployment,
-        launcher=wanted.launcher or usual_launcher(),
+        launcher=wanted.launcher or (other.node.launcher(usual) if other.node else usual),
         node=other.node,
         state=InstanceState.STOPPED,
         swap_group=group_of(other, actor, reason),

@@ -102,6 +102,7 @@ def apply(
     """
     with transaction.atomic():
         changes = [each for entry in entries if (each := _reconcile(entry, actor, reason, read_at)) is not None]
+        _check_shards(entries)
         if prune:
             changes += _prune(entries, actor)
         if dry_run:
@@ -144,14 +145,14 @@ def _reconcile(entry: Entry, actor: User | str, reason: str, read_at: str) -> Ch
     row = kind.find(entry.key)
     try:
         if row is None:
-            row = services.create(kind, entry.of_new_row(), actor, reason)
+            row = services.create(kind, entry.of_new_row(), actor, reason, alone=False)
             held: dict[str, Any] = {}
         else:
             held = kind.values_of(row)
             wanted = {name: value for name, value in entry.values.items() if not _same(held.get(name), value)}
             if not wanted:
                 return None
-            services.change(kind, row, wanted, actor, reason, read_at=read_at)
+            services.change(kind, row, wanted, actor, reason, read_at=read_at, alone=False)
     except SchemaError as error:
         raise FleetFileError(entry.where, *_of_schema(error)) from error
     except Changed:
@@ -165,6 +166,16 @@ def _reconcile(entry: Entry, actor: User | str, reason: str, read_at: str) -> Ch
     if held and not differing:
         return None
     return Change("change" if held else "create", kind, label, _shown(kind, differing))
+
+
+def _check_shards(entries: list[Entry]) -> None:
+    """Check models when all have changed: those that are in one shard change one after the other."""
+    for entry in entries:
+        if entry.kind is MODEL:
+            try:
+                services.check_shards(MODEL, entry.values, MODEL.find(entry.key))
+            except ValidationError as error:
+                raise FleetFileError(entry.where, *_of_row(error)) from error
 
 
 def _prune(entries: list[Entry], actor: User | str) -> list[Change]:

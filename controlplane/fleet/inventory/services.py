@@ -13,20 +13,22 @@ from django.db.models import ProtectedError
 from controlplane.accounts.models import User
 from controlplane.events import since
 from controlplane.events.audit import record_change, record_creation, record_deletion, snapshot
-from controlplane.fleet import places, services
+from controlplane.fleet import places, services, shards
 from controlplane.fleet.inventory.kinds import INSTANCE, MODEL, TENANT, WEIGHTED_TARGET, Kind
 from controlplane.fleet.inventory.model_source import completed
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import Deployment, Instance, Launcher, WeightedTarget
+from controlplane.fleet.models import Deployment, Instance, Launcher, Model, WeightedTarget
 
 
 @transaction.atomic
-def create(kind: Kind, values: Mapping[str, Any], actor: User | str, reason: str = "") -> Any:
-    """Create a row of *kind*. A new instance is started, or probed if it was started elsewhere."""
+def create(kind: Kind, values: Mapping[str, Any], actor: User | str, reason: str = "", *, alone: bool = True) -> Any:
+    """Create a row of *kind*. A new instance is started, or probed if it was started elsewhere. *alone* as in `change`."""
     if kind is INSTANCE:
         places.lock(Deployment.objects.filter(pk=kind.resolve(values)["deployment"].pk))
     row = insert(kind, values)
     record_creation(row, actor, reason=reason)
+    if alone:
+        check_shards(kind, values, row)
     if isinstance(row, Instance):
         services.start(row, actor, reason or "created")
     transaction.on_commit(services.notify)
@@ -42,9 +44,19 @@ def insert(kind: Kind, values: Mapping[str, Any]) -> Any:
 
 @transaction.atomic
 def change(
-    kind: Kind, row: Any, values: Mapping[str, Any], actor: User | str, reason: str = "", *, read_at: str = ""
+    kind: Kind,
+    row: Any,
+    values: Mapping[str, Any],
+    actor: User | str,
+    reason: str = "",
+    *,
+    read_at: str = "",
+    alone: bool = True,
 ) -> Any:
-    """Set *values* on *row* and return it; other fields stay. Refused if another changed these after the event *read_at*."""
+    """Set *values* on *row* and return it; other fields stay. Refused if another changed these after the event *read_at*.
+
+    Where it is not *alone*, the caller calls `check_shards` after the last change of its transaction.
+    """
     row = kind.model._default_manager.select_for_update(of=("self",)).get(pk=row.pk)
     since.check(read_at, row, fields=values)
     before, held = snapshot(row), kind.values_of(row)
@@ -55,6 +67,8 @@ def change(
     if isinstance(row, Instance):
         _check_instance(row, held, values)
     _save(kind, row, values)
+    if alone:
+        check_shards(kind, values, row)
     if record_change(row, before, actor, reason=reason) is not None:
         transaction.on_commit(services.notify)
     return row
@@ -114,6 +128,20 @@ def _save(kind: Kind, row: Any, values: Mapping[str, Any]) -> None:
     if kind is TENANT and not row.slo_classes.filter(pk=row.default_slo_class_id).exists():
         text = f"{row.default_slo_class} is not among the classes that this tenant may use."
         raise ValidationError({"default_slo_class": text})
+
+
+def check_shards(kind: Kind, values: Mapping[str, Any], row: Any) -> None:
+    """Raise ValidationError where a model that was given *values* is not in one shard with those that it belongs to."""
+    if kind is MODEL and not {"shard", "fallback"}.isdisjoint(values):
+        shards.check(row)
+
+
+@transaction.atomic
+def deal(model: Model, shard: int, actor: User | str, reason: str = "") -> list[Model]:
+    """Deal *model* to *shard*, with all that are in one shard with it; return these."""
+    rows = [change(MODEL, each, {"shard": shard}, actor, reason, alone=False) for each in shards.together(model)]
+    shards.check(*rows)
+    return rows
 
 
 def _check_instance(row: Instance, held: Mapping[str, Any], values: Mapping[str, Any]) -> None:

@@ -3,7 +3,8 @@
 An instance remembers the host that started it, until it is stopped there. A command for it is carried out on that host
 alone; elsewhere it is left as it is and passed on to the queue of its node, `node.<name>`, where that host's worker takes
 it up. A node belongs to the host of its agent, the worker that was last started on its queue; one that never had an agent,
-to the machine with its address. Emulated instances and servers started elsewhere belong to no host.
+to the machine with its address. Emulated instances and servers started elsewhere belong to no host. For what Ray starts,
+each worker with a RAY_ADDRESS acts, and the queue `ray` is for those that have one.
 """
 
 import socket
@@ -12,9 +13,16 @@ from django.conf import settings
 
 from controlplane.fleet.models import Instance, Launcher, Node
 
+RAY = "ray"
+"""Queue of the workers that start vLLM through Ray."""
+
 
 def obstacle(instance: Instance) -> str:
     """Return a sentence on why this host does not act for *instance*; empty if it does."""
+    if instance.launcher == Launcher.RAY and not settings.RAY_ADDRESS:
+        return (
+            f"Ray starts {instance.name}, and {settings.HOST} has no RAY_ADDRESS: the worker on queue {RAY} acts for it"
+        )
     if instance.launcher != Launcher.PROCESS:
         return ""
     if instance.host:
@@ -43,7 +51,9 @@ def queue_of_node(node: Node) -> str:
 
 
 def queue_of(instance: Instance) -> str:
-    """Return the Celery queue of the host of *instance*: its node's, else the host's."""
+    """Return the Celery queue of the host of *instance*: Ray's, its node's, else the host's."""
+    if instance.launcher == Launcher.RAY:
+        return RAY
     return f"node.{instance.node.name if instance.node else instance.host}"
 
 

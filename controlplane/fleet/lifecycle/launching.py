@@ -5,7 +5,8 @@ from typing import Any
 
 from django.conf import settings
 
-from controlplane.fleet.models import Deployment, Device, Instance, Launcher, PerformanceProfile, Tier
+from controlplane.fleet.models import Deployment, Device, Instance, PerformanceProfile, Tier
+from controlplane.fleet.models.instances import OF_VLLM
 from controlplane.fleet.swaps.times import usual_load_s, usual_sleep_s
 from controlplane.fleet.weights import pull_s
 from scheduling.fleet.adapter_memory import FROM_MEMORY_S, FROM_STORAGE_S
@@ -25,7 +26,7 @@ def launch_spec(instance: Instance, profile: PerformanceProfile | None = None) -
     Raises LaunchError when an emulated instance has no profile or its KV cache would be empty.
     """
     deployment: Deployment = instance.deployment
-    if instance.launcher == Launcher.PROCESS:
+    if instance.launcher in OF_VLLM:
         return process_spec(deployment, instance)
     row = profile or deployment.profile()
     if row is None:
@@ -80,7 +81,7 @@ def _common(deployment: Deployment, instance: Instance | None) -> dict[str, Any]
 
 
 def process_spec(deployment: Deployment, instance: Instance | None = None) -> LaunchSpec:
-    """Return the command that the process launcher runs for *instance*."""
+    """Return the command of the vLLM process of *instance*."""
     node = instance.node if instance else None
     on_cpu = deployment.gpu_type.device == Device.CPU
     shares = instance is not None and instance.swap_group_id is not None
@@ -88,6 +89,7 @@ def process_spec(deployment: Deployment, instance: Instance | None = None) -> La
         **_common(deployment, instance),
         max_lora_rank=deployment.lora_rank,
         source=deployment.model.source,
+        node=node.name if node else "",
         host=node.address if node else "127.0.0.1",
         gpus=node.gpu_count if node and not on_cpu else 0,
         shares_gpus_with=_sharing(instance) if instance else (),

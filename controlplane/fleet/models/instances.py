@@ -78,6 +78,12 @@ class Node(models.Model):
     reported_at = models.DateTimeField(
         null=True, blank=True, editable=False, help_text="When its GPUs and its disk were last looked at."
     )
+    ray = models.JSONField(
+        default=dict,
+        blank=True,
+        editable=False,
+        help_text="Of a node of a Ray cluster: its machines and placement groups, as Ray describes them.",
+    )
 
     objects = NodeQuerySet.as_manager()
 
@@ -86,6 +92,12 @@ class Node(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    def launcher(self, usual: str) -> str:
+        """Return *usual*, but of vLLM processes the one that starts them here: Ray, or the node's agent."""
+        if usual not in OF_VLLM:
+            return usual
+        return Launcher.RAY if self.ray else Launcher.PROCESS
 
     def free_gpus(self, without: "Instance | None" = None) -> int:
         """Return free GPUs that are not cordoned; stopped instances and *without*, with its swap group, do not count.
@@ -180,7 +192,12 @@ class Launcher(models.TextChoices):
 
     EMULATED = "emulated", "Emulated fleet"
     PROCESS = "process", "vLLM process on the node"
+    RAY = "ray", "vLLM process through Ray"
     EXTERNAL = "external", "Started elsewhere"
+
+
+OF_VLLM = (Launcher.PROCESS, Launcher.RAY)
+"""Launchers of real vLLM servers."""
 
 
 class InstanceQuerySet(models.QuerySet["Instance"]):
@@ -354,8 +371,12 @@ class Instance(models.Model):
 
     def _errors_of_launcher(self) -> dict[str, str]:
         deployment = self.deployment
-        if self.launcher == Launcher.PROCESS and not deployment.model.source:
+        if self.launcher in OF_VLLM and not deployment.model.source:
             return {"launcher": f"{deployment.model} has no source that vLLM could load: set it on the model first."}
+        if self.launcher == Launcher.RAY and self.node is None:
+            return {"launcher": "Ray starts instances on its own nodes: name one of them."}
+        if self.node is not None and self.launcher != (own := self.node.launcher(self.launcher)):
+            return {"launcher": f"Instances on {self.node} have the launcher {own}."}
         if self.launcher == Launcher.EMULATED and deployment.profile() is None:
             return {
                 "launcher": f"An emulated instance needs a performance profile; there is none for {deployment.model} "
@@ -366,7 +387,11 @@ class Instance(models.Model):
     def _errors_of_swap_group(self, group: SwapGroup) -> dict[str, str]:
         """Return errors unless all members have the same node, GPU type and number of GPUs."""
         own = self.deployment
-        for other in group.instances.exclude(pk=self.pk).select_related("deployment__gpu_type", "node"):
+        if self.launcher == Launcher.RAY:
+            return {"swap_group": "Ray gives each instance GPUs of its own: it shares none."}
+        for other in group.instances.exclude(pk=self.pk).select_related(
+            "deployment__gpu_type", "deployment__model", "node"
+        ):
             theirs = other.deployment
             if (own.gpu_type_id, own.tensor_parallel) != (theirs.gpu_type_id, theirs.tensor_parallel):
                 return {
@@ -377,6 +402,11 @@ class Instance(models.Model):
                 return {"swap_group": f"{other.name} of {group} is on {other.node or 'no node'}: share its place."}
             if own.pk == theirs.pk:
                 return {"swap_group": f"{other.name} of {group} serves {own.model} too: share GPUs with another model."}
+            if own.model.shard != theirs.model.shard:
+                return {
+                    "swap_group": f"{other.name} of {group} serves {theirs.model} of shard {theirs.model.shard}; "
+                    f"{own.model} is in shard {own.model.shard}: deal both to one shard first."
+                }
         return {}
 
     def _errors_of_node(self, node: Node) -> dict[str, str]:

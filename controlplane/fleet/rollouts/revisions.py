@@ -14,7 +14,7 @@ from controlplane.fleet.models import Deployment, Instance, Launcher, Performanc
 from workers.vllm.launcher import LaunchError
 from workers.vllm.spec import LaunchSpec
 
-OF_ONE_INSTANCE = {"name", "host", "port", "gpus", "startup_s", "sleep_s", "wake_s", "reload_s"}
+OF_ONE_INSTANCE = {"name", "node", "host", "port", "gpus", "startup_s", "sleep_s", "wake_s", "reload_s"}
 OF_ONE_INSTANCE |= {"shares_gpus_with", "cordoned_gpus", "suspect_gpus", "sleep_mode"}
 """Fields that differ between instances of one deployment."""
 SHOWN_AS = {"extra_args": "vllm_args", "max_model_len": "context_tokens", "cpu_kv_bytes": "kv_cache"}

@@ -8,6 +8,8 @@ import asyncio
 from collections.abc import Callable, Collection
 from itertools import count
 
+from msgspec import structs
+
 from controlplane.dispatch import port
 from controlplane.gateway.errors import ApiError
 from controlplane.gateway.progress import Interrupt, Progress, RequestState
@@ -57,8 +59,8 @@ class OpenRequests:
             self.send(port.Left(number, True, lost.failure, str(lost), lost.wait_s, kept_tokens=kept_tokens))
 
     def opened(self) -> list[port.Open]:
-        """Return what is open, for a dispatcher that knows nothing of it, in its order."""
-        return [
+        """Return what is open, for a dispatcher that knows nothing of it: what has its place, then the rest in its order."""
+        opened = [
             port.Open(
                 one.asked,
                 _where(one),
@@ -69,7 +71,9 @@ class OpenRequests:
                 released=one.released_s > 0,
             )
             for one in self._open.values()
+            if one.state < RequestState.DONE  # else its client is being told of its end
         ]
+        return sorted(opened, key=lambda one: one.placed is None)
 
     def at_instances(self) -> frozenset[str]:
         """Return the ids of the requests that an instance was given."""
@@ -88,7 +92,7 @@ class OpenRequests:
     def stand_by(self) -> None:
         """End what no instance has: this process places nothing any longer."""
         for progress in list(self._open.values()):
-            if progress.state in (RequestState.ACCEPTED, RequestState.WAITING):
+            if progress.placement is not None and not progress.placement.done():
                 progress.interrupt(Interrupt.STANDING_BY)
 
     def headers_received(self, progress: Progress) -> None:
@@ -165,7 +169,7 @@ class OpenRequests:
     def on_event(self, record: port.OfRequest) -> None:
         """Write a decision to its progress. Ignored for a request that has left meanwhile, whose place is given back."""
         progress = self._open.get(record.number)
-        if progress is None:
+        if progress is None or progress.state >= RequestState.DONE:
             if isinstance(record, port.Placed):  # once the dispatcher is done with what it decides
                 asyncio.get_running_loop().call_soon(self.send, port.Left(record.number))
             return
@@ -189,6 +193,7 @@ class OpenRequests:
                 progress.caller_region = record.own_region or progress.caller_region
                 if record.released is not None:
                     progress.released_s = self.clock()
+                    progress.asked = structs.replace(progress.asked, priority=record.released["priority"])
                     progress.steps.append({"released": record.released})
                 else:
                     if progress.state is not RequestState.WAITING:  # else another dispatcher had queued it

@@ -328,7 +328,8 @@ class _Method:
                     if row.host:  # its processes may still run there
                         raise Refused(f"{row.name} failed on host {row.host} and cannot start elsewhere")
                     row.node = places.pick(self.deployment)
-                    row.save(update_fields=["node", "changed_at"])
+                    row.launcher = row.node.launcher(row.launcher) if row.node else row.launcher
+                    row.save(update_fields=["node", "launcher", "changed_at"])
                 was = row.get_state_display().lower()
                 fleet.start(row, why.actor, reason)
                 return row, f"started again ({was})"

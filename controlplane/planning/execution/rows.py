@@ -21,7 +21,7 @@ from controlplane.dispatch.wire import as_inputs
 from controlplane.events.services import record
 from controlplane.fleet.lifecycle import hosts
 from controlplane.fleet.lifecycle.states import ActionError, InstanceState
-from controlplane.fleet.models import CommandState, Deployment, Instance, InstanceCommand, Model, Swap
+from controlplane.fleet.models import CommandState, Deployment, Instance, InstanceCommand, Launcher, Model, Swap
 from controlplane.fleet.spot.selectors import redeployable
 from controlplane.fleet.swaps import services as swaps
 from controlplane.planning import selectors
@@ -224,7 +224,8 @@ def apply_plans(load: Mapping[str, float]) -> list[ScalingMove]:
 def run_commands() -> int:
     """Carry out commands of scaling that no worker took in time. Return their number.
 
-    Commands of other hosts are left to them; leftovers of failed servers on this host are ended too.
+    Commands of other hosts are left to them, and those for Ray to its workers: this process does not connect to it.
+    Leftovers of failed servers on this host are ended too.
     """
     from workers.tasks.fleet import STALE_AFTER, end_failed, run_command, waits_for_gpus
 
@@ -237,7 +238,7 @@ def run_commands() -> int:
         state=CommandState.PENDING, started_at=None
     )
     waiting = own.filter(state=CommandState.PENDING, created_at__lt=now - COMMAND_PATIENCE).order_by("pk")
-    rows = waiting.select_related("instance__node", "instance__takes_over")
+    rows = waiting.exclude(instance__launcher=Launcher.RAY).select_related("instance__node", "instance__takes_over")
     keys = [row.pk for row in rows if not hosts.obstacle(row.instance) and not waits_for_gpus(row)]
     for key in keys:
         logger.warning("scaling: no worker took command %s; the gateway carries it out", key)

@@ -433,3 +433,21 @@ async def test_an_owner_that_lapses_and_owns_again_has_counted_on():
     owned[0] = 5
     await allowances.refresh()
     assert await entries.sequences(1) == 1
+
+
+async def test_what_came_and_left_while_nobody_was_the_first_dispatcher_holds_nothing():
+    """As where the database was away for longer than the right of an owner, which is the same afterwards."""
+    term = [1]
+    entries, allowances = in_one_process(owns=lambda: term[0])
+    await allowances.refresh()
+    before, during, after = request(1), request(2, max_wait_s=0.01), request(3)
+    assert entries.enter(before) is None
+    term[0] = 0
+    with pytest.raises(ApiError):
+        await entries.enter(during)
+    for one in (during, before):
+        entries.leave(one)
+    term[0] = 1
+    assert entries.enter(after) is None
+    await allowances.refresh()
+    assert await entries.sequences(1) == 1

@@ -20,6 +20,7 @@ from controlplane.fleet.inventory import services
 from controlplane.fleet.inventory.fleet_file import Entry, FleetFileError, apply
 from controlplane.fleet.inventory.kinds import INSTANCE, KINDS, Kind
 from controlplane.resources.inventory import DEPLOYMENTS, GPUS, MODELS, NODES, REGIONS, STOCK, TARGET_COMPARISONS
+from controlplane.resources.jobs import SHARDS
 
 router = Router(auth=VIEWERS, tags=["Inventory"])
 BY_NAME = {kind.name: kind for kind in (*KINDS, UNIT_BACKEND)}
@@ -34,6 +35,7 @@ for resource, name, about in (
     ),
     (STOCK, "StockOut", "Weights of models and adapters on the disks of the nodes that serve them."),
     (MODELS, "ModelOut", "Models. Tenants find the models that they can ask for in `/v1/models`."),
+    (SHARDS, "ShardOut", "Shards of models, and which process owns each. Relays are in `/api/summary`."),
     (DEPLOYMENTS, "DeploymentOut", "List deployments with their policy."),
     (
         TARGET_COMPARISONS,

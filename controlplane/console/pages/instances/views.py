@@ -18,7 +18,8 @@ from controlplane.console.selectors.instances import instance_row, instance_rows
 from controlplane.events.selectors import events_about
 from controlplane.fleet.lifecycle import engine_logs
 from controlplane.fleet.lifecycle.states import Action
-from controlplane.fleet.models import Instance, Launcher
+from controlplane.fleet.models import Instance
+from controlplane.fleet.models.instances import OF_VLLM
 from controlplane.fleet.places import cordon_of
 from controlplane.fleet.rollouts import revisions
 from controlplane.fleet.rollouts.selectors import statuses
@@ -58,7 +59,6 @@ def instance(request: HttpRequest, name: str) -> HttpResponseBase:
     charts = instance_charts(state, filters["range"], row)
     if (answer := of_charts(request, charts, f"{row.name}-{{}}")) is not None:
         return answer
-    is_process = row.launcher == Launcher.PROCESS
     context = {
         **live_context(state, f"instance:{row.pk},events"),
         "filters": filters,
@@ -70,7 +70,9 @@ def instance(request: HttpRequest, name: str) -> HttpResponseBase:
         "prefix_hits": prefix_hits(timezone.now() - HITS_OVER, instance=row.name),
         "outdated": revisions.outdated([row]).get(row.pk, ()),
         # It may contain prompts.
-        "log": engine_logs.read(row, LOG_LINES_SHOWN) if is_process and may(request, Role.OPERATOR) else None,
+        "log": engine_logs.read(row, LOG_LINES_SHOWN)
+        if row.launcher in OF_VLLM and may(request, Role.OPERATOR)
+        else None,
         "charts": charts,
         "events": [event_row(event, with_subject=False) for event in events_about(row, limit=8)],
         "requests": LedgerRow.objects.select_related("tenant").filter(instance=row.name)[:REQUESTS_SHOWN],

@@ -1,4 +1,4 @@
-"""Forms that change one model: bounds, fallback, its policy by bundle or by parts, and how it is scaled."""
+"""Forms that change one model: bounds, fallback, shard, its policy by bundle or by parts, and how it is scaled."""
 
 import json
 
@@ -55,6 +55,17 @@ def fallback(form: ActionForm, model: Model) -> str:
 
 
 @transaction.atomic
+def shard(form: ActionForm, model: Model) -> str:
+    """Deal one model to another shard, with those that are in one with it."""
+    given = number(form.fields.get("shard", ""))
+    if given is None:
+        raise ValidationError("Name the number of a shard.")
+    form.check(Model.objects.select_for_update().get(pk=model.pk), fields=("shard",), given=str(given))
+    dealt = [str(row) for row in inventory.deal(model, given, form.user, form.reason)]
+    return f"{' and '.join(dealt)}: shard {given} from now on."
+
+
+@transaction.atomic
 def parts(form: ActionForm, model: Model) -> str:
     """Give one model other parts than it has; those that the form does not name stay."""
     values = {part.name: str(form.fields[part.name]) for part in PARTS if part.name in form.fields}
@@ -93,6 +104,7 @@ FORMS = {
         (bounds, Role.ADMIN, "console:models"),
         (fallback, Role.ADMIN, "console:models"),
         (parts, Role.OPERATOR, "console:models"),
+        (shard, Role.OPERATOR, "console:models"),
         (bundle, Role.OPERATOR, "console:models"),
         (policy, Role.OPERATOR, "console:scaling"),
     )

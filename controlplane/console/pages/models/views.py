@@ -17,6 +17,7 @@ from controlplane.console.pages.models.selectors import ModelRow, chart_of, mode
 from controlplane.console.pages.models.tables import bundle_rows, tiles
 from controlplane.console.pages.scaling.tables import bundle_choices
 from controlplane.events import since
+from controlplane.fleet import shards
 from controlplane.fleet.inventory import services as inventory
 from controlplane.fleet.models import Model, WeightedTarget
 from controlplane.planning.parts import PARTS
@@ -57,6 +58,8 @@ def models(request: HttpRequest) -> HttpResponseBase:
         "adapters_served": adapters_served(one.model) if one else "",
         "chart": chart,
         "fallbacks": Model.objects.filter(active=True, task=one.model.task).exclude(pk=one.model.pk) if one else [],
+        "shards": sorted(shards.numbers()),
+        "together": shards.together(one.model)[1:] if one else [],
         "bundles": bundle_choices([row.model for row in every]),
         "bundle_rows": bundle_rows(every),
         "part_titles": [part.title for part in PARTS],

@@ -1,4 +1,4 @@
-"""System: the parts of the stack and its periodic jobs; whether Pilothouse itself is well."""
+"""System: the parts of the stack, its processes and its periodic jobs; whether Pilothouse itself is well."""
 
 import platform
 import time
@@ -17,9 +17,10 @@ from controlplane.console.access.roles import fleet_role, may
 from controlplane.console.lists import list_page
 from controlplane.console.live.feed import feed
 from controlplane.console.live.state import Source
+from controlplane.fleet import shards
 from controlplane.jobs.parts import part_title
 from controlplane.jobs.record import job_title, trouble_of
-from controlplane.resources.jobs import JOBS, PARTS
+from controlplane.resources.jobs import JOBS, PARTS, RELAYS, SHARDS
 from forecasting import models_extra
 
 # Shape, colour and word of each state.
@@ -37,6 +38,7 @@ PART_MARKS = {
     "off": ("stopped", "Off"),
     "ok": ("ready", "OK"),
 }
+RELAY_MARKS = {"serving": ("ready", "Serving"), "draining": ("draining", "Draining")}
 RESTS_WITHOUT_EXTRA = (
     "PreServe's forecaster (mlstm), length models on encoders and reading a model's sizes from its config.json rest. "
     f"Run `{models_extra.COMMAND}` for torch and transformers; nothing has to be restarted."
@@ -91,6 +93,19 @@ def part_row(part: dict[str, Any]) -> dict[str, Any]:
     return {**part, "mark": mark, "word": word, "title": part_title(part["name"])}
 
 
+def relay_row(relay: dict[str, Any]) -> dict[str, Any]:
+    mark, word = RELAY_MARKS[relay["state"]]
+    return {**relay, "mark": mark, "word": word}
+
+
+def shard_row(row: Any) -> Any:
+    """Return the owner *row* with the mark and the word of its state."""
+    row.mark, row.word = ("ready", "Owned") if row.owned else ("failed", "No owner")
+    if row.owned and row.moves:
+        row.mark, row.word = "draining", "Handed over"
+    return row
+
+
 @require_safe
 @fleet_role(Role.VIEWER)
 def system(request: HttpRequest) -> HttpResponseBase:
@@ -98,7 +113,9 @@ def system(request: HttpRequest) -> HttpResponseBase:
         return redirect(f"{reverse('console:events')}?q=monitor")
     state = feed.state()
     tables = state.system()
-    parts = tables["parts"]
+    parts, relays, owners = tables["parts"], state.tables["relays"], shards.owners()
+    processes = {f"{each['host']}:{each['pid']}" for each in relays} | {row.name for row in owners if row.owned}
+    is_split = len(processes) > 1 or len(owners) > 1 or any(row.contested for row in owners)
     return list_page(
         request,
         JOBS,
@@ -107,6 +124,13 @@ def system(request: HttpRequest) -> HttpResponseBase:
         bad=sum(job["state"] in ("late", "failing") for job in tables["jobs"]),
         parts=[part_row(part) for part in parts] + ([models_extra_row()] if parts else []),
         part_columns=PARTS.named(*PARTS.page),
+        processes=sorted(processes),
+        is_split=is_split,
+        relays=[relay_row(relay) for relay in relays],
+        relay_columns=RELAYS.named(*RELAYS.page),
+        shards=[shard_row(row) for row in owners],
+        shard_columns=SHARDS.named(*SHARDS.page),
+        shard_actions=SHARDS.actions,
         supervised=any(part["restarts"] is not None and part["process_id"] for part in parts),
         own=state.source != Source.LIVE,
         owner=state.owner,
