@@ -144,13 +144,13 @@ class Streams:
                     one.first_at = one.first_at or time.time()
         one.why = "the stream ended without its end"
 
-    async def given(self) -> int:
-        """Return how many requests the instances have been given and have ended."""
+    async def finished(self) -> int:
+        """Return how many requests the instances have finished: those whose caller left are not counted."""
         total = 0.0
         async with aiohttp.ClientSession() as session:
             for name in self.instances:
                 async with session.get(self.address(f"{name}/metrics")) as response:
                     for line in (await response.text()).splitlines():
-                        if line.startswith("vllm:request_success_total"):
+                        if line.startswith("vllm:request_success_total") and '"abort"' not in line:
                             total += float(line.rsplit(" ", 1)[1])
         return int(total)
