@@ -105,8 +105,8 @@ def test_ten_thousand_lines_survive_a_relay_that_was_frozen_while_it_answered_th
         return stack.one(f"SELECT completed + failed FROM batches_batch WHERE id = {batch}")[0]
 
     def owner() -> tuple[int, int]:
-        name, epoch = stack.one("SELECT name, epoch FROM fleet_owner WHERE role = 'batches'")
-        return int(name.rpartition(":")[2]), epoch
+        token, epoch = stack.one("SELECT token, epoch FROM fleet_owner WHERE role = 'batches'")
+        return int(token.split()[2]) if token else 0, epoch
 
     until(lambda: done() >= MANY / 10, WITHIN_S)
     first, epoch = owner()

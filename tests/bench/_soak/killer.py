@@ -38,7 +38,7 @@ RELAYED = (  # with relays: nothing of these takes an instance away
 OWNER, FROZEN, POSTGRES = "owner", "frozen owner", "postgres"
 FROZEN_S = 20.0
 BACK_WITHIN_S = 120.0
-HOLDS = "SELECT name FROM fleet_owner WHERE role = 'shard 1' AND token <> ''"
+HOLDS = "SELECT token FROM fleet_owner WHERE role = 'shard 1' AND token <> ''"
 POOL = 3  # processes of the worker
 
 
@@ -117,7 +117,7 @@ class Killer:
     async def _owner(self) -> int:
         """Return the process id of the owner of the first shard."""
         (row,) = await asyncio.to_thread(self.stack.rows, HOLDS)
-        return int(row["name"].rpartition(":")[2])
+        return int(row["token"].split()[2])
 
     async def _freeze(self) -> None:
         pid = await self._owner()
