@@ -9,7 +9,7 @@ import textwrap
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,17 +49,20 @@ class Stack:
         said = self.manage("shell", "--no-imports", "-c", code + "\nprint(json.dumps(answer, default=str))")
         return json.loads(said.strip().splitlines()[-1])
 
-    def start(self, *words: str, **options: Any) -> subprocess.Popen[str]:
+    def start(self, *words: str, more: Mapping[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:
+        environment = self.environment | dict(more or {})
         process = subprocess.Popen(
-            [sys.executable, "-m", *words], cwd=ROOT, env=self.environment, text=True, stderr=self.log, **options
+            [sys.executable, "-m", *words], cwd=ROOT, env=environment, text=True, stderr=self.log, **options
         )
         self.processes.append(process)
         return process
 
-    def web(self) -> tuple[subprocess.Popen[str], int]:
-        port = free_port()
+    def web(self, part: str = "whole") -> tuple[subprocess.Popen[str], int]:
+        port, more = free_port(), {"PILOTHOUSE_PART": part}
+        if part == "dispatcher":
+            more["PILOTHOUSE_DISPATCHER_BIND"] = f"ipc://{self.folder / f'{port}.ipc'}"
         options = ["--port", str(port), "--lifespan", "on", "--http", "controlplane.listening:HttpProtocol"]
-        process = self.start("uvicorn", "controlplane.asgi:application", "--no-access-log", *options)
+        process = self.start("uvicorn", "controlplane.asgi:application", "--no-access-log", *options, more=more)
         until(lambda: checks_of(port), 120)
         return process, port
 

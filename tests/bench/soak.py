@@ -28,10 +28,13 @@ import aiohttp
 from yarl import URL
 
 from tests.bench._soak import accounting, lines, middle, mix, wrong
-from tests.bench._soak.killer import Kill, Killer
+from tests.bench._soak.killer import RELAYED, STEPS, Kill, Killer
+from tests.bench._soak.owners import Owners
 from tests.bench._soak.sheep import BlackSheep
 from tests.bench._soak.stack import Stack
+from tests.bench._soak.streams import MODEL, TENANT, Streams
 from tests.bench._soak.watch import Memory, Operator
+from tests.postgres import Server, server
 
 DEMO_DAY_S = 480.0
 LEAST_DAYS = 3
@@ -53,6 +56,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--per-s", type=float, default=4.0, help="requests of the clients, beside the demo's traffic")
     parser.add_argument("--pause", type=float, default=20.0, help="seconds between a recovery and the next kill")
     parser.add_argument("--no-kills", action="store_true")
+    parser.add_argument("--relays", type=int, default=0, help="kill these, and owners of shards, instead of instances")
+    parser.add_argument("--dispatchers", type=int, default=2, help="beside relays")
+    parser.add_argument("--postgres", action="store_true", help="instead of SQLite; it is restarted too")
+    parser.add_argument(
+        "--streams", type=int, default=0, help="slow streams open at a time, instead of the demo's traffic"
+    )
+    parser.add_argument("--rate", type=float, default=10.0, help="new slow streams a second")
+    parser.add_argument("--only", default="", help="parts to kill, with commas between; default is all")
+    parser.add_argument("--no-rollout", action="store_true", help="no bad version and no revoked key in the middle")
     parser.add_argument("--black-sheep", action="store_true", help="one instance is broken in one way after the other")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--port", type=int, default=0, help="of the console; default is a free one")
@@ -63,11 +75,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the stack is stopped, whichever process ends us
-    with tempfile.TemporaryDirectory(prefix="pilothouse-soak-") as folder:
-        stack = Stack(Path(folder), port=options.port, emulator_port=options.emulator_port)
+    with tempfile.TemporaryDirectory(prefix="pilothouse-soak-") as folder, contextlib.ExitStack() as around:
+        database = around.enter_context(server("max_connections=300")) if options.postgres else None
+        words = [f"--relays {options.relays} --dispatchers {options.dispatchers}"] if options.relays else []
+        words += ["--no-traffic"] if options.streams else []
+        stack = Stack(
+            Path(folder),
+            *words,
+            port=options.port,
+            emulator_port=options.emulator_port,
+            database_url=database.url if database else "",
+            gateway=options.relays + options.dispatchers if options.relays else 0,
+        )
         try:
             link = stack.wait_until_up()
-            result, detail = asyncio.run(soak(stack, link, options))
+            result, detail = asyncio.run(soak(stack, link, options, database))
             if not stack.ended:
                 stack.interrupt()
         finally:
@@ -85,8 +107,13 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-async def soak(stack: Stack, link: str, options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
+async def soak(
+    stack: Stack, link: str, options: argparse.Namespace, database: Server | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Run everything against *stack* for the given time; return (result, details)."""
+    streams = Streams(stack, options.streams, options.rate, options.seed)
+    if options.streams:
+        await streams.prepare()
     began_s, up_at = time.monotonic(), time.time()
     keys = await asyncio.to_thread(stack.keys, *mix.CLASSES)
     cookies = await asyncio.to_thread(stack.cookie, link)
@@ -94,18 +121,25 @@ async def soak(stack: Stack, link: str, options: argparse.Namespace) -> tuple[di
     jar.update_cookies(cookies, URL(stack.url))
     stop = asyncio.Event()
     clients = mix.Mix(stack.url, keys, mix.KINDS + wrong.KINDS, options.seed)
-    memory = Memory()
+    memory, owners = Memory(), Owners()
     writes = {"X-CSRFToken": cookies["csrftoken"]}
     timeout = aiohttp.ClientTimeout(total=30)
     async with aiohttp.ClientSession(cookie_jar=jar, headers=writes, timeout=timeout) as session:
-        killer = Killer(stack, session, options.pause)
+        restart = (lambda: database.control("-m", "fast", "restart")) if database else None
+        steps = RELAYED if options.relays else STEPS
+        if options.only:
+            steps = tuple(step for step in steps if set(step) <= set(options.only.split(",")))
+        killer = Killer(stack, session, options.pause, steps, restart)
         operator = Operator(stack, session)
         until_s = began_s + options.minutes * 60
         tasks = [
             asyncio.create_task(clients.run(options.per_s, stop)),
             asyncio.create_task(operator.run(stop, every_s=0.5)),
             asyncio.create_task(memory.run(stack, stop)),
+            asyncio.create_task(owners.run(stack, stop)),
         ]
+        if options.streams:
+            tasks.append(asyncio.create_task(streams.run(keys[TENANT], stop)))
         await asyncio.sleep(WARM_S)
         sheep = BlackSheep(stack, session)
         if options.black_sheep:
@@ -114,8 +148,9 @@ async def soak(stack: Stack, link: str, options: argparse.Namespace) -> tuple[di
             tasks.append(asyncio.create_task(killer.run(until_s - options.minutes * 60 * QUIET_SHARE, stop)))
         happened: dict[str, Any] = {}
         half_s = options.minutes * 30
-        tasks.append(asyncio.create_task(go_wrong(stack, session, clients, killer, happened, half_s)))
-        while (time.monotonic() < until_s or "revoked_key" not in happened) and not stack.ended:
+        if not options.no_rollout:
+            tasks.append(asyncio.create_task(go_wrong(stack, session, clients, killer, happened, half_s)))
+        while (time.monotonic() < until_s or not (options.no_rollout or "revoked_key" in happened)) and not stack.ended:
             await asyncio.sleep(1.0)
             for task in tasks:
                 if task.done() and not task.cancelled() and task.exception() is not None:
@@ -127,9 +162,41 @@ async def soak(stack: Stack, link: str, options: argparse.Namespace) -> tuple[di
         await asyncio.gather(*tasks)
         left_taken = None if stack_ended else await quiesce(stack, session)
         silence.cancel()
+        finished = await streams.finished() if options.streams else 0
+    clients.seen += streams.seen
     result, detail = judge(stack, clients, killer.kills, operator, memory, up_at, ended_at, stack_ended, left_taken)
     faults = [f"{_clock(at)} {name} {kind}" for at, name, kind in sheep.faults]
+    result |= judge_owners(owners, killer.kills, ended_at)
+    if options.streams:
+        result |= {"streams_open_most": streams.most, "streams_open_left": len(streams.open)}
+        result |= judge_finished(stack, streams, finished)
     return result | {"faults": len(faults)} | happened, detail | {"faults": faults}
+
+
+def judge_owners(owners: Owners, kills: list[Kill], ended_at: float) -> dict[str, Any]:
+    """Return how many owners there were, what would be two at a time, and seconds from each loss to the next owner."""
+    taken = defaultdict(list)
+    for kill in kills:
+        if kill.part in ("owner", "frozen owner"):
+            after_s = owners.takeover_s(kill.at, min(ended_at, kill.at + 20.0))
+            taken[kill.part].append(None if after_s is None else round(after_s, 2))
+    return {"owners": len(owners.changes), "owners_two": owners.faults(), "takeover_s": dict(taken)}
+
+
+def judge_finished(stack: Stack, streams: Streams, finished: int) -> dict[str, Any]:
+    """Return how many requests instances *finished* beside those that clients got whole, and the difference of tokens
+    between rows and clients, of what ended well. Without a killed relay any of the first was given twice; with one it may
+    have been at its last token.
+    """
+    query = "SELECT request_id, prompt_tokens, output_tokens FROM gateway_ledgerrow WHERE model = ?"
+    rows = {row["request_id"]: row for row in stack.rows(query, MODEL)}
+    done = [one for one in streams.seen if one.end == "done"]
+    off = {
+        name: sum(rows[one.request_id][name] for one in done if one.request_id in rows)
+        - sum(getattr(one, name) for one in done)
+        for name in ("prompt_tokens", "output_tokens")
+    }
+    return {"streams_done": len(done), "finished_beyond_done": finished - len(done), "tokens_off_by": off}
 
 
 async def go_wrong(
@@ -143,7 +210,7 @@ async def go_wrong(
     """Roll out a bad version and revoke a key with open work, *after_s* from now; nothing is killed meanwhile."""
     await asyncio.sleep(after_s)
     async with killer.calm:
-        killer.spares = "web"
+        killer.spares = "relay" if killer.steps is RELAYED else "web"
         happened["rollout"] = await middle.bad_rollout(stack, session)
         happened["revoked_key"] = await middle.revoked_key(stack, session, clients)
 
@@ -170,14 +237,18 @@ async def quiesce(stack: Stack, session: aiohttp.ClientSession) -> dict[str, flo
         try:
             async with session.get(f"{stack.url}/api/summary") as response:
                 summary = await response.json()
-            async with session.get(f"{stack.url}/metrics") as response:
-                metrics = dict(line.rsplit(" ", 1) for line in (await response.text()).splitlines())
+            metrics = Counter[str]()
+            for address in stack.addresses:
+                async with session.get(f"{address}/metrics") as response:
+                    pairs = (line.rsplit(" ", 1) for line in (await response.text()).splitlines())
+                    metrics.update({name: float(value) for name, value in pairs if name in COUNTED})
             places = summary["endpoints"]
         except (aiohttp.ClientError, TimeoutError, KeyError, ValueError):
             continue
         names = map("{} in {}".format, places["model"], places["region"])
         left = {"held": summary["fleet"]["held"]}
-        left |= {name: float(metrics[name]) for name in COUNTED}
+        left |= {name: metrics[name] for name in COUNTED}
+        left["rows in journals"] = len(list(stack.folder.glob("ledger-unsaved*.jsonl")))
         for name, *counts in zip(names, *(places[column] for column in TAKEN), strict=True):
             left |= {f"{name} {column}": count or 0 for column, count in zip(TAKEN, counts, strict=True)}
         left = {name: count for name, count in left.items() if count}
@@ -219,6 +290,7 @@ def judge(
     )
     doubled = stack.rows(
         "SELECT count(*) AS n FROM (SELECT 1 FROM gateway_ledgerrow GROUP BY request_id, arrived_at HAVING count(*) > 1)"
+        " AS twice"
     )[0]["n"]
     result = {
         "minutes": (ended_at - up_at) / 60,
@@ -229,6 +301,7 @@ def judge(
         "requests_done": sum(one.end == "done" for one in clients.seen),
         "requests_unaccounted": len(total.unaccounted) + len(clients.open),
         "requests_cut_by_kill": total.cut_by_kill,
+        "requests_cut_before_a_byte": total.cut_before_a_byte,
         "rows_lost": total.rows_lost,
         "failed_outside_kills": len(total.failed_outside_kills),
         "failed_in_kills": total.failed_in_kills,
@@ -288,7 +361,7 @@ def first_after_s(stack: Stack, table: str, begin: float) -> float | None:
 
 def _excused(at: float, kills: list[Kill]) -> bool:
     """Whether a page may have failed at *at*: while the web process was down."""
-    return any(kill.part == "web" and kill.covers(at - 1.0, at, 2.0) for kill in kills)
+    return any(kill.part in ("web", "relay") and kill.covers(at - 1.0, at, 2.0) for kill in kills)
 
 
 def _clock(at: float) -> str:

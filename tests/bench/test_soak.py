@@ -10,7 +10,8 @@ import pytest
 
 from tests.bench._soak import lines, mix, wrong
 from tests.bench._soak.accounting import account
-from tests.bench._soak.killer import STEPS, Kill
+from tests.bench._soak.killer import RELAYED, STEPS, Kill
+from tests.bench._soak.owners import Owners
 from tests.bench._soak.seen import HTTP, End, Seen
 from tests.bench._soak.stack import CHILD, PARTS
 from tests.bench._soak.watch import Memory
@@ -95,6 +96,24 @@ def test_only_web_and_emulator_excuse_a_failure():
     assert judged(failed, *rows, kills=(Kill("celery", 100.2, 130.0),)) == (0, 1)
 
 
+def test_a_killed_relay_excuses_what_breaks_with_it_and_nothing_else():
+    relay = Kill("relay", at=101.0, back_at=106.0)
+    cut = account([seen(End.CUT)], {}, [relay])
+    assert (cut.cut_by_kill, cut.cut_before_a_byte, cut.unaccounted, cut.failed_outside_kills) == (1, 1, [], [])
+    assert account([seen(End.CUT, status=200)], {}, [relay]).cut_before_a_byte == 0
+    assert judged(seen(End.CUT, at=103.0), kills=(relay,)) == (1, 1), "others serve while it starts again"
+    assert judged(seen(End.REFUSED, status=503), row("failed", 503), kills=(relay,)) == (0, 1)
+    assert judged(seen(End.CUT), kills=(Kill("owner", 101.0, 102.0),)) == (1, 1), "an owner carries no bytes"
+
+
+def test_owners_follow_each_other_with_epochs_that_grow():
+    owners = Owners([(1.0, 1, "a"), (10.0, 2, "b"), (30.5, 3, "a")])
+    assert owners.faults() == []
+    assert (owners.takeover_s(30.0, 50.0), owners.takeover_s(12.0, 30.0)) == (0.5, None)
+    owners.changes.append((31.0, 3, "b"))
+    assert len(owners.faults()) == 1
+
+
 def test_error_lines_within_kills_are_counted_separately_and_tracebacks_always():
     stamped = [
         (10.0, "web        | 2026-01-01 10:00:00,001 INFO controlplane: ERROR is only a word here" + "." * 90),
@@ -147,6 +166,49 @@ def test_every_part_is_killed_and_each_kind_has_its_name():
     assert {part for step in STEPS for part in step} == {*PARTS, CHILD}
     kinds = [kind.name for kind in mix.KINDS + wrong.KINDS]
     assert len(kinds) == len(set(kinds))
+
+
+@pytest.mark.services
+@pytest.mark.nightly
+def test_ten_minutes_of_relays_and_dispatchers_under_kills(tmp_path: Path):
+    detail = tmp_path / "detail.json"
+    command = [
+        sys.executable,
+        "-m",
+        "tests.bench",
+        "soak",
+        "--json",
+        "--",
+        "--minutes",
+        "10",
+        "--no-rollout",
+        "--postgres",
+    ]
+    command += [
+        "--relays",
+        "2",
+        "--streams",
+        "300",
+        "--rate",
+        "15",
+        "--per-s",
+        "2",
+        "--pause",
+        "8",
+        "--detail",
+        str(detail),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = json.loads(done.stdout)
+    said = json.dumps(result, indent=1) + detail.read_text()
+    assert result["tracebacks"] == result["processes_left"] == result["parts_not_back"] == 0, said
+    assert result["requests_unaccounted"] == result["failed_outside_kills"] == 0, said
+    assert result["ledger_rows_doubled"] == result["rows_lost"] == result["places_leaked"] == 0, said
+    assert result["owners_two"] == [], said
+    assert 0 <= result["finished_beyond_done"] <= result["requests_cut_by_kill"] / 5, said  # at their last token
+    assert set(result["tokens_off_by"].values()) == {0}, said
+    assert {step[0] for step in RELAYED} <= set(result["recovery_s"]), said
 
 
 @pytest.mark.services

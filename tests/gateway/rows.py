@@ -72,13 +72,18 @@ def make_rows(
         Instance.objects.create(name=backend.name, deployment=deployments[region], url=backend.url, state="ready")
 
 
-def make_model(name: str, url: str, **model: Any) -> None:
-    """One more model, with an instance in the region of the others, at *url*."""
+def make_model(name: str, *urls: str, max_num_seqs: int | None = None, queue_bound: int = 100, **model: Any) -> None:
+    """One more model, with an instance in the region of the others at each of *urls*."""
     first = Deployment.objects.select_related("region", "gpu_type").first()
     assert first is not None
     values = {"title": name, "weights_bytes": 2**27, "kv_bytes_per_token": 2**14, "context_tokens": 8192} | model
     row = Model.objects.create(name=name, **values)
     deployment = Deployment.objects.create(
-        model=row, region=first.region, gpu_type=first.gpu_type, max_num_seqs=first.max_num_seqs, queue_bound=100
+        model=row,
+        region=first.region,
+        gpu_type=first.gpu_type,
+        max_num_seqs=max_num_seqs or first.max_num_seqs,
+        queue_bound=queue_bound,
     )
-    Instance.objects.create(name=f"{name}-0", deployment=deployment, url=url, state="ready")
+    for number, url in enumerate(urls):
+        Instance.objects.create(name=f"{name}-{number}", deployment=deployment, url=url, state="ready")

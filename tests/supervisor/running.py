@@ -36,7 +36,7 @@ class RunningStack:
         self.lines: list[str] = []
         self.token = secrets.token_hex(8)
         self.process = subprocess.Popen(
-            ["make", "run", f"ARGS={' '.join(options)}"],
+            self.command(" ".join(options)),
             cwd=ROOT,
             env={**os.environ, **environment, TOKEN: self.token},
             stdin=subprocess.DEVNULL,
@@ -48,6 +48,9 @@ class RunningStack:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self._browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(http.cookiejar.CookieJar()))
+
+    def command(self, options: str) -> list[str]:
+        return ["make", "run", f"ARGS={options}"]
 
     def _read(self) -> None:
         assert self.process.stdout is not None

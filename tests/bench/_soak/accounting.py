@@ -24,6 +24,8 @@ WITHOUT_ROW = frozenset(
 TURNED_AWAY = frozenset({429})
 LEDGER_FLUSH_S = 1.5  # PILOTHOUSE_LEDGER_FLUSH_S, and the transaction
 SETTLES_S = {"web": 3.0, "emulator": 10.0}  # parts whose loss a tenant may notice, and for how long after
+BROKEN = frozenset({End.CUT, End.UNREACHED, End.LEFT})
+RELAY_CUTS_S = 1.0  # within which its clients see that it is gone
 MOST_EXAMPLES = 20
 
 
@@ -34,6 +36,7 @@ class Account:
     unaccounted: list[tuple[Seen, str]] = field(default_factory=list)
     failed_outside_kills: list[tuple[Seen, str]] = field(default_factory=list)
     cut_by_kill: int = 0
+    cut_before_a_byte: int = 0  # of those, what a client may send again
     rows_lost_by_kill: int = 0
     failed_in_kills: int = 0
     turned_away: int = 0
@@ -71,9 +74,12 @@ def _judge_row(total: Account, one: Seen, rows: list[dict[str, Any]], kills: lis
     if one.end is End.LEFT and rows and rows[-1]["outcome"] in ("rejected", "failed") and _excused(one, kills):
         total.failed_in_kills += 1  # it had left, and was refused or cut off by the outage
         return
-    web = [kill for kill in kills if kill.part == "web"]
-    if one.end in (End.CUT, End.UNREACHED, End.LEFT, End.INTERRUPTED) and any(
-        kill.covers(one.sent_at, one.ended_at, SETTLES_S["web"]) for kill in web
+    web = [kill for kill in kills if kill.part in ("web", "relay")]
+    if any(_cut_by_relay(one, kill) for kill in kills):
+        total.cut_by_kill += 1
+        total.cut_before_a_byte += not one.status
+    elif one.end in (End.CUT, End.UNREACHED, End.LEFT, End.INTERRUPTED) and any(
+        kill.part == "web" and kill.covers(one.sent_at, one.ended_at, SETTLES_S["web"]) for kill in web
     ):
         total.cut_by_kill += 1
     elif not rows and any(one.ended_at - 0.2 <= kill.at <= one.ended_at + LEDGER_FLUSH_S for kill in web):
@@ -123,10 +129,17 @@ def disagreement(one: Seen, rows: list[dict[str, Any]]) -> str:
 
 
 def _excused(one: Seen, kills: list[Kill]) -> bool:
-    """Whether a kill of web or emulator may have failed it."""
+    """Whether a kill of web, relay or emulator may have failed it."""
     return any(
-        kill.part in SETTLES_S and kill.covers(one.sent_at, one.ended_at, SETTLES_S[kill.part]) for kill in kills
+        _cut_by_relay(one, kill)
+        or (kill.part in SETTLES_S and kill.covers(one.sent_at, one.ended_at, SETTLES_S[kill.part]))
+        for kill in kills
     )
+
+
+def _cut_by_relay(one: Seen, kill: Kill) -> bool:
+    """Whether *one* broke as a relay was killed: what others carry, and what begins later, has no excuse."""
+    return kill.part == "relay" and one.end in BROKEN and -0.1 <= one.ended_at - kill.at <= RELAY_CUTS_S
 
 
 def _judge_outcome(total: Account, one: Seen, kills: list[Kill]) -> None:

@@ -27,7 +27,18 @@ STEPS = (  # each alone, with pairs in between; no part twice in short successio
     ("redis", "web"),
     ("celery", "emulator"),
 )
+RELAYED = (  # with relays: nothing of these takes an instance away
+    ("relay",),
+    ("owner",),
+    ("redis",),
+    ("celery",),
+    ("postgres",),
+    ("frozen owner",),
+)
+OWNER, FROZEN, POSTGRES = "owner", "frozen owner", "postgres"
+FROZEN_S = 20.0
 BACK_WITHIN_S = 120.0
+HOLDS = "SELECT token FROM fleet_owner WHERE role = 'shard 1' AND token <> ''"
 POOL = 3  # processes of the worker
 
 
@@ -38,6 +49,7 @@ class Kill:
     part: str
     at: float
     back_at: float | None = None
+    process: str = ""
 
     def covers(self, begin: float, end: float, after_s: float = 0.0) -> bool:
         """Whether any of *begin* to *end* falls between the kill and *after_s* past the recovery."""
@@ -54,11 +66,13 @@ async def instances(stack: Stack, session: aiohttp.ClientSession) -> list[tuple[
 
 @dataclass(slots=True)
 class Killer:
-    """Repeats `STEPS` forever; `kills` is its record."""
+    """Repeats its steps forever; `kills` is its record."""
 
     stack: Stack
     session: aiohttp.ClientSession  # of a signed-in operator
     pause_s: float
+    steps: tuple[tuple[str, ...], ...] = STEPS
+    restart_database: Callable[[], None] | None = None
     kills: list[Kill] = field(default_factory=list)
     calm: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Nothing is killed while another holds it."""
@@ -69,9 +83,9 @@ class Killer:
         """Kill until monotonic time *until_s*; pause *pause_s* after each recovery."""
         number = 0
         while time.monotonic() < until_s and not stop.is_set():
-            step = STEPS[number % len(STEPS)]
+            step = self.steps[number % len(self.steps)]
             number += 1
-            if self.spares in step:
+            if self.spares in step or (self.restart_database is None and POSTGRES in step):
                 continue
             async with self.calm:
                 await asyncio.gather(*map(self.kill, step))
@@ -80,24 +94,62 @@ class Killer:
 
     async def kill(self, part: str) -> None:
         """Kill *part* and wait for its return."""
-        pids = await asyncio.to_thread(self.stack.pids, part)
-        victims = pids[:1]
+        if part == POSTGRES:
+            return await self._restart_database()
+        if part == FROZEN:
+            return await self._freeze()
+        of = "dispatcher" if part == OWNER else part
+        pids = await asyncio.to_thread(self.stack.pids, of)
+        victims = [await self._owner()] if part == OWNER else pids[:1]
+        done = Kill(part, time.time(), process=", ".join(map(str, victims)))
         for pid in victims:
             os.kill(pid, signal.SIGKILL)
-        done = Kill(part, time.time())
         self.kills.append(done)
         deadline_s = time.monotonic() + BACK_WITHIN_S
         while time.monotonic() < deadline_s and not self.stack.ended:
             await asyncio.sleep(0.5)
-            now = await asyncio.to_thread(self.stack.pids, part)
+            now = await asyncio.to_thread(self.stack.pids, of)
             replaced = len(now) >= max(1, len(pids)) and not set(now) & set(victims)
-            if replaced and await self._works(part):
+            if replaced and await self._works(of):
                 done.back_at = time.time()
                 return
+
+    async def _owner(self) -> int:
+        """Return the process id of the owner of the first shard."""
+        (row,) = await asyncio.to_thread(self.stack.rows, HOLDS)
+        return int(row["token"].split()[2])
+
+    async def _freeze(self) -> None:
+        pid = await self._owner()
+        done = Kill(FROZEN, time.time(), process=str(pid))
+        os.kill(pid, signal.SIGSTOP)
+        self.kills.append(done)
+        try:
+            await asyncio.sleep(FROZEN_S)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        await self._until_ready(done)
+
+    async def _restart_database(self) -> None:
+        assert self.restart_database is not None
+        done = Kill(POSTGRES, time.time())
+        self.kills.append(done)
+        await asyncio.to_thread(self.restart_database)
+        await self._until_ready(done)
+
+    async def _until_ready(self, done: Kill) -> None:
+        deadline_s = time.monotonic() + BACK_WITHIN_S
+        while time.monotonic() < deadline_s:
+            if await self._works("web"):
+                done.back_at = time.time()
+                return
+            await asyncio.sleep(0.5)
 
     async def _works(self, part: str) -> bool:
         checks: dict[str, Callable[[], Awaitable[bool]]] = {
             "web": self._web_works,
+            "relay": self._web_works,
+            "dispatcher": self._web_works,
             "redis": self._redis_works,
             "celery": self._celery_works,
             "emulator": self._fleet_works,

@@ -25,7 +25,7 @@ LONG, STREAMS, WAITING, LINES = 900, 8, 120, 60
 OPEN_WITHIN_S = 90.0
 BATCH_ENDS_WITHIN_S = 60.0
 INSTANCES = (
-    "SELECT i.id, i.name, i.state, json_extract(i.launched_with, '$.max_num_seqs') AS seqs FROM fleet_instance i "
+    "SELECT i.id, i.name, i.state, CAST(i.launched_with ->> 'max_num_seqs' AS integer) AS seqs FROM fleet_instance i "
     "WHERE i.deployment_id = ?"
 )
 DEPLOYMENT = (
@@ -34,7 +34,7 @@ DEPLOYMENT = (
 )
 DRAINED = (
     "SELECT DISTINCT subject_id AS id FROM events_event WHERE actor = 'rollout' AND kind = 'instance.moved' "
-    "AND json_extract(after, '$.state') = 'draining'"
+    "AND after ->> 'state' = 'draining'"
 )
 
 

@@ -34,6 +34,7 @@ class Seen:
     expects: frozenset[int]  # statuses of success
     sent_at: float = field(default_factory=time.time)
     ended_at: float = 0.0
+    first_at: float = 0.0  # its first token, where that is recorded
     end: End = End.CUT
     status: int = 0
     code: str = ""
