@@ -1,6 +1,6 @@
 # Pilothouse: `make run` starts the whole stack on this machine, `make test` checks it. Every verb makes what it needs.
 
-.PHONY: help run test models gate nightly properties services nightly-tests postgres coverage e2e bench soak lint truth twin-gpu vllm vllm-tests clients pins clean tools
+.PHONY: help run test models gate nightly properties services nightly-tests postgres picker-tests coverage e2e bench soak lint truth twin-gpu vllm vllm-tests clients pins clean tools
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -39,6 +39,7 @@ help:
 	@echo 'make postgres  tests with rows on a real PostgreSQL   runs, e.g. `make e2e GATE=1`)'
 	@echo 'make properties the property tests with other examples each time (SEED=5 repeats those of a run)'
 	@echo 'make vllm-tests tests with real vLLM'
+	@echo 'make picker-tests tests of the endpoint picker, with a real Envoy'
 	@echo 'make clients   real SDKs, agents and load generators, each in its own environment (ALL=1 takes lm-eval, aiperf'
 	@echo '               and vllm bench serve, too; VLLM=1 has a real vLLM in the place of the emulator)'
 	@echo 'make nightly-tests the tests that take long and need no real part'
@@ -90,7 +91,7 @@ lint: .venv/tests
 # Two groups at a time, each in its own process: a browser's event loop, real services and vLLM must not share one. What a group
 # prints is shown when it ends, and one that fails stops no other. They all need the compiled kernels, so these come first.
 GROUPS_OF_gate := "lint properties vllm" "e2e postgres services vllm-tests nightly-tests"
-GROUPS_OF_nightly := "lint vllm" test "nightly-tests properties e2e services postgres" vllm-tests
+GROUPS_OF_nightly := "lint vllm" test "nightly-tests properties e2e services postgres picker-tests" vllm-tests
 gate nightly: tools .venv/tests
 	@$(BIN)/python -m controlplane.kernels
 	@failed=0; for groups in $(GROUPS_OF_$@); do \
@@ -99,6 +100,14 @@ gate nightly: tools .venv/tests
 
 services: .venv/tests
 	@$(PYTEST) -m 'services$(AND_GATE)' --ignore tests/test_postgres.py $(ARGS)
+
+# In a folder of its own: xds-protos replaces modules of opentelemetry-proto by older ones.
+.venv-picker: pyproject.toml constraints.txt
+	@$(BIN)/python -m pip install -q --upgrade --no-deps --target $@ -c constraints.txt grpcio grpcio-health-checking xds-protos
+	@touch $@
+
+picker-tests: .venv/tests .venv-picker
+	@PYTHONPATH=$(CURDIR)/.venv-picker $(PYTEST) -n 0 -m 'not hypothesis' tests/picker $(ARGS)
 
 nightly-tests: .venv/tests
 	@$(BIN)/python -m controlplane.kernels
