@@ -194,8 +194,11 @@ class Lease:
         self._shards_until_s = min((self._until_s.get(role, -1.0) for role in self.owned), default=-1.0)
         for role, state in roles.items():
             if (role in held) != self.holds(role):
-                what = f"owns {role}, epoch {state.epoch}" if self.holds(role) else f"stands by for {role}"
-                logger.warning("gateway: %s %s; the owner is %s", self.owner, what, state.name)
+                if self.holds(role):
+                    logger.warning("gateway: %s owns %s, epoch %d", self.owner, role, state.epoch)
+                else:
+                    to = "nobody" if state.name == self.owner else state.name
+                    logger.warning("gateway: %s owns %s no longer; %s does", self.owner, role, to)
         if _owners(before) != _owners(roles):
             self.changed()
 

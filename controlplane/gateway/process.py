@@ -455,7 +455,7 @@ class Parts:
         if self.no_writes:
             text = f"takes no writes: {self.no_writes}; {ledger.held} ledger rows wait"
             return Part("database", PartState.WARNING, text)
-        took = "" if job.last_duration_s is None else f"it is read in {job.last_duration_s * 1000:.0f} ms; "
+        took = "" if job.last_duration_s is None else f"the job {job.name} took {job.last_duration_s * 1000:.0f} ms; "
         return Part("database", PartState.OK, f"{took}{ledger.held} ledger rows wait to be written")
 
     def _celery(self, redis: Part) -> Part:

@@ -32,7 +32,7 @@ def found(feed: Feed) -> tuple[Problem, ...]:
 def relay(host: str, pid: int, **values) -> dict:
     figures = {"active": 12, "streaming": 8, "busy_ratio": 0.31, "ledger_held": 5}
     seen = {"started_at": time.time() - 60, "seen_at": time.time()}
-    return {"name": f"{host}:{pid}", "host": host, "pid": pid, "state": "serving", **figures, **seen, **values}
+    return {"name": f"{host}:{pid}:a1b2", "host": host, "pid": pid, "state": "serving", **figures, **seen, **values}
 
 
 def text_of(answer) -> str:
@@ -94,11 +94,11 @@ class TestPage:
 
 class TestProcesses:
     def test_one_that_does_all_is_a_line_and_no_table(self, acting, live, fleet_feed, owner_row):
-        owner_row(name="gpu-a:17")
+        owner_row(name="gpu-a:17:a1b2")
         fleet_feed.relays = [relay("gpu-a", 17)]
         live.show(fleet_feed)
         text = text_of(acting.get(reverse("console:system")))
-        assert "One process, gpu-a:17 , carries all requests and decides about all models" in text
+        assert "One process, gpu-a:17:a1b2 , carries all requests and decides about all models" in text
         assert "Stands by" not in text
 
     def test_none(self, acting, live, fleet_feed):
@@ -112,8 +112,8 @@ class TestProcesses:
         fleet_feed.relays = [relay("gpu-a", 17), relay("gpu-b", 20, state="draining")]
         live.show(fleet_feed)
         text = text_of(acting.get(reverse("console:system")))
-        assert "gpu-a:17 Serving 12 8 31% 5" in text
-        assert "gpu-b:20 Draining" in text
+        assert "gpu-a:17:a1b2 Serving 12 8 31% 5" in text
+        assert "gpu-b:20:a1b2 Draining" in text
         assert "shard 1 llama-3.1-8b gpu-a:18 Owned another 4 tcp://gpu-a:8201 Hand over… shard 1" in text
         assert "shard 2 none gpu-b:19 Owned nobody 4 tcp://gpu-a:8201 shard 3 none gpu-b:19 No owner nobody" in text
 

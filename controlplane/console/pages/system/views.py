@@ -114,7 +114,7 @@ def system(request: HttpRequest) -> HttpResponseBase:
     state = feed.state()
     tables = state.system()
     parts, relays, owners = tables["parts"], state.tables["relays"], shards.owners()
-    processes = {f"{each['host']}:{each['pid']}" for each in relays} | {row.name for row in owners if row.owned}
+    processes = {each["name"] for each in relays} | {row.name for row in owners if row.owned}
     is_split = len(processes) > 1 or len(owners) > 1 or any(row.contested for row in owners)
     return list_page(
         request,
