@@ -194,11 +194,8 @@ class Lease:
         self._shards_until_s = min((self._until_s.get(role, -1.0) for role in self.owned), default=-1.0)
         for role, state in roles.items():
             if (role in held) != self.holds(role):
-                if self.holds(role):
-                    logger.warning("gateway: %s owns %s, epoch %d", self.owner, role, state.epoch)
-                else:
-                    to = "nobody" if state.name == self.owner else state.name
-                    logger.warning("gateway: %s owns %s no longer; %s does", self.owner, role, to)
+                no_longer = " no longer" if role in held else ""
+                logger.warning("gateway: %s owns %s%s, epoch %d", self.owner, role, no_longer, state.epoch)
         if _owners(before) != _owners(roles):
             self.changed()
 

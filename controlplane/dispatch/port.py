@@ -54,7 +54,7 @@ class Part(Struct, frozen=True, gc=False):
 
 
 class Record(Part, frozen=True, gc=False, tag=True, array_like=True):
-    """A record, which passes between processes as a list in msgpack, its name first (`controlplane.dispatch.link`)."""
+    """A record, which passes between processes as a list in msgpack, its name first (`controlplane.dispatch.transport`)."""
 
 
 # From the gateway

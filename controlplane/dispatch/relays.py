@@ -1,7 +1,7 @@
-"""The dispatcher's end of its links: each record for a request goes to the relay that carries it.
+"""The dispatcher's end of the transport: each record for a request goes to the relay that carries it.
 
-The relay of this process gets its records by direct calls, others over ZeroMQ (`controlplane.dispatch.link`). A relay that
-says nothing for `SILENT_S` has gone, and so have its requests.
+The relay of this process gets its records by direct calls, others over ZeroMQ (`controlplane.dispatch.transport`). A relay
+that says nothing for `SILENT_S` has gone, and so have its requests.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ from typing import Final
 import zmq
 
 from controlplane.dispatch import port
-from controlplane.dispatch.link import SILENT_S, TICK_S, Outbox, Socket, machine, of_relay
 from controlplane.dispatch.port import relay_of
+from controlplane.dispatch.transport import SILENT_S, TICK_S, Outbox, Socket, machine, of_relay
 
 logger = logging.getLogger(__name__)
 GONE_S: Final = SILENT_S + 2.0

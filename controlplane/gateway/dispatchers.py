@@ -1,4 +1,4 @@
-"""The relay's end of its links: each record goes to the owner of its shard of models, in this process or another.
+"""The relay's end of the transport: each record goes to the owner of its shard of models, in this process or another.
 
 Whatever happens to owners, requests are open here until they have ended. While a shard has no owner they wait; the next one
 gets all of them, in their order (`OpenRequests.opened`), and streams go on meanwhile. The rows say which processes own
@@ -18,8 +18,8 @@ from msgspec.structs import replace
 
 from controlplane.dispatch import port
 from controlplane.dispatch.lease import Lease
-from controlplane.dispatch.link import SILENT_S, TICK_S, Outbox, Socket, machine, of_dispatcher
 from controlplane.dispatch.port import FIRST
+from controlplane.dispatch.transport import SILENT_S, TICK_S, Outbox, Socket, machine, of_dispatcher
 
 logger = logging.getLogger(__name__)
 HELLO_S: Final = 0.5

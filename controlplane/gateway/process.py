@@ -21,7 +21,6 @@ from django.conf import settings
 from controlplane import background, kernels
 from controlplane.database import probe_write
 from controlplane.dispatch.lease import BATCHES, RENEW_S, Lease
-from controlplane.dispatch.link import advertised
 from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.monitoring.summary import Publisher, Summary
 from controlplane.dispatch.port import (
@@ -38,6 +37,7 @@ from controlplane.dispatch.port import (
 from controlplane.dispatch.process import Dispatching, Scaling
 from controlplane.dispatch.queues.held import HeldView
 from controlplane.dispatch.queues.view import QueuesView
+from controlplane.dispatch.transport import advertised
 from controlplane.gateway.admission.admitting import Admitter
 from controlplane.gateway.admission.entries import Entries
 from controlplane.gateway.admission.keys import Keys

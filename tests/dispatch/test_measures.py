@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.dispatch import port
-from controlplane.dispatch.link import ToDispatcher
 from controlplane.dispatch.monitoring import measures
 from controlplane.dispatch.monitoring.measures import Measures, promised_in, scopes_of
 from controlplane.dispatch.monitoring.windows import Count, Latency
+from controlplane.dispatch.transport import ToDispatcher
 from controlplane.gateway.models import Outcome
 
 ARRIVALS = st.builds(port.Arrived, st.sampled_from(["m", "n"]))

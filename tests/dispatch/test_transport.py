@@ -10,10 +10,10 @@ import pytest
 import zmq
 from msgspec.structs import replace
 
-from controlplane.dispatch import link, port, relays
+from controlplane.dispatch import port, relays, transport
 from controlplane.dispatch.lease import State
-from controlplane.dispatch.link import Socket
 from controlplane.dispatch.relays import Relays
+from controlplane.dispatch.transport import Socket
 from controlplane.gateway import dispatchers
 from controlplane.gateway.dispatchers import Dispatchers
 from tests.dispatch.test_port import RECORDS
@@ -153,7 +153,7 @@ class Installation:
             self.relays[relay].send(port.Finished(number))
 
     async def pass_time(self):
-        self.clock.now_s += link.TICK_S
+        self.clock.now_s += transport.TICK_S
         for each in self.relays:
             each.follow()
         for each in self.dispatchers:
@@ -323,19 +323,19 @@ async def test_moments_are_those_of_the_dispatchers_machine(installation, monkey
     assert shifts == pytest.approx([ahead_s] * 4, abs=1.0)
 
 
-@pytest.mark.parametrize("decoder", [link.of_relay, link.of_dispatcher])
+@pytest.mark.parametrize("decoder", [transport.of_relay, transport.of_dispatcher])
 def test_a_record_of_another_release_is_left_out_of_its_frame(decoder):
-    known = port.Finished(7, 40) if decoder is link.of_relay else port.Evict(7)
+    known = port.Finished(7, 40) if decoder is transport.of_relay else port.Evict(7)
     frame = msgspec.msgpack.encode(
         (3, 5, [known, ["OfALaterRelease", 7], [*msgspec.to_builtins(known), "a later field"]])
     )
-    assert decoder.decode(frame) == link.Frame(3, 5, [known, known])
+    assert decoder.decode(frame) == transport.Frame(3, 5, [known, known])
 
 
 @pytest.mark.parametrize("what", ["half a character \ud800", 2**70, object()])
 def test_a_record_that_cannot_be_sent_keeps_no_other_back(what):
     records = [port.Evict(7), port.Evict(what), port.Evict(8)]
-    assert link.of_dispatcher.decode(link.encoded(3, 5, records)).records == [port.Evict(7), port.Evict(8)]
+    assert transport.of_dispatcher.decode(transport.encoded(3, 5, records)).records == [port.Evict(7), port.Evict(8)]
 
 
 class TwoShards:

@@ -140,19 +140,19 @@ class Relay:
     """A relay that costs less than the dispatcher, so that this has always something to do: frames of `FRAME` requests."""
 
     def __init__(self, number: int, address: str, requests: int) -> None:
-        from controlplane.dispatch import link
+        from controlplane.dispatch import transport
         from controlplane.dispatch.port import Hello
 
-        self.link, self.number, self.requests = link, number, requests
+        self.transport, self.number, self.requests = transport, number, requests
         self.begun = self.ended = self.frames = 0
         self.welcomed = asyncio.Event()
         self.done = asyncio.Event()
-        self.socket = link.Socket(asyncio.get_running_loop(), zmq.DEALER, self.receive)
+        self.socket = transport.Socket(asyncio.get_running_loop(), zmq.DEALER, self.receive)
         self.socket.connect(address)
         self.send([Hello(number, 1, "machine", 0.0)])
 
     def send(self, records: list[Any]) -> None:
-        self.socket.send(self.link.encoded(1, self.frames, records))
+        self.socket.send(self.transport.encoded(1, self.frames, records))
         self.frames += 1
 
     def start(self, count: int) -> None:
@@ -165,7 +165,7 @@ class Relay:
         from controlplane.dispatch.port import Advanced, Finished, Placed, Refused, Welcome
 
         placed = list[int]()
-        for record in self.link.of_dispatcher.decode(parts[-1]).records:
+        for record in self.transport.of_dispatcher.decode(parts[-1]).records:
             match record:
                 case Placed():
                     placed.append(record.number)

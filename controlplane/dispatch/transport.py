@@ -65,7 +65,7 @@ class Decoder:
                 try:
                     records.append(self._record.decode(raw))
                 except msgspec.ValidationError as error:
-                    logger.warning("link: a record of another release is left out: %s", error)
+                    logger.warning("transport: a record of another release is left out: %s", error)
             return Frame(frame.session, frame.number, records)
 
 
@@ -85,7 +85,7 @@ def _is_encodable(record: Record) -> bool:
     try:
         _encoder.encode(record)
     except (TypeError, ValueError, OverflowError):
-        logger.exception("link: a record cannot be sent: %s", type(record).__name__)
+        logger.exception("transport: a record cannot be sent: %s", type(record).__name__)
         return False
     return True
 
@@ -162,7 +162,7 @@ class Socket:
         try:
             self._socket.send_multipart(parts, zmq.NOBLOCK)
         except zmq.ZMQError as error:  # its peer has gone: the session ends by silence
-            logger.debug("link: not sent: %s", error)
+            logger.debug("transport: not sent: %s", error)
         # Sending may take away the descriptor's notice of what has come meanwhile.
         if not self._socket.closed and cast(int, self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
             self.loop.call_soon(self.read)
@@ -176,12 +176,12 @@ class Socket:
             except zmq.Again:
                 return
             except zmq.ZMQError as error:
-                logger.warning("link: cannot be read: %s", error)
+                logger.warning("transport: cannot be read: %s", error)
                 return
             try:
                 self.receive(parts)
             except Exception:
-                logger.exception("link: a message could not be taken")
+                logger.exception("transport: a message could not be taken")
         self.loop.call_soon(self.read)
 
     def close(self) -> None:
