@@ -1,8 +1,8 @@
 """Results of experiments in the documentation: what a run printed, made from its JSON in `docs/results`.
 
 `python -m tests.docs.results NAME FILE` keeps the JSON that `manage.py reproduce EXPERIMENT --out FILE` wrote as NAME, with
-the commit it ran at and without clock times, and writes its tables as the page `docs/results/NAME.md`; likewise what
-`python -m tests.bench members --json` printed. `python -m tests.docs.results` writes all pages again; a test compares them.
+the commit it ran at and without clock times, and writes its tables as the page `docs/results/NAME.md`; likewise what a bench
+of `BENCHES` printed with `--json`. `python -m tests.docs.results` writes all pages again; a test compares them.
 """
 
 import argparse
@@ -19,11 +19,11 @@ from rich.text import Text
 from controlplane.experiments.experiment import Result
 from controlplane.experiments.management.commands.reproduce import show
 from controlplane.experiments.registry import EXPERIMENTS
-from tests.bench import members
+from tests.bench import demand_shapes, members
 
 KEPT = Path(__file__).parents[2] / "docs" / "results"
 CLOCK = "wall_s"
-BENCH = "members"
+BENCHES = {"members": members, "demand_shapes": demand_shapes}
 
 
 class Printed:
@@ -39,8 +39,8 @@ class Printed:
 def page(name: str, kept: Result) -> str:
     """Return what the run of *kept* printed, as Markdown, with the command and the commit."""
     printed = Printed()
-    if kept["experiment"] == BENCH:
-        printed.print(members.table(kept["result"]))
+    if (bench := BENCHES.get(kept["experiment"])) is not None:
+        printed.print(bench.table(kept["result"]))
     else:
         show(EXPERIMENTS[kept["experiment"]], kept["result"], printed)
     first = f"`{kept['result']['command']}` at commit {kept['commit']}, kept in [{name}.json]({name}.json)."
@@ -67,7 +67,8 @@ def kept() -> Iterator[tuple[str, Result]]:
 def keep(name: str, file: Path, commit: str) -> Result:
     """Keep what a run wrote into *file* as the result *name*."""
     result = _without_clock(json.loads(file.read_text()))
-    experiment = BENCH if f"tests.bench {BENCH}" in result["command"] else result["command"].split()[2]
+    words = result["command"].split()
+    experiment = words[3] if "tests.bench" in words else words[2]
     row = {"experiment": experiment, "commit": commit, "result": result}
     KEPT.mkdir(exist_ok=True)
     (KEPT / f"{name}.json").write_text(json.dumps(row, indent=1) + "\n")
