@@ -50,8 +50,8 @@ GROUP_ORDERS: Final = {
 }
 """In the order of the codes in `scheduling.queueing.groups`."""
 RUN_DEMANDS: Final = {
-    "learned": "Recorded runs that look alike, weighed by what they have earned",
     "table": "Recorded runs, by unit and how often it ran before",
+    "learned": "Recorded runs that look alike, weighed by what they have earned",
     "graph": "Walks of the demand graph (Hermes)",
 }
 BATCHING: Final = {"continuous": "Continuous", "none": "One request at a time", "dynamic": "Whole batches"}
@@ -129,7 +129,7 @@ class EndpointPolicy(Policy, frozen=True, kw_only=True):
             help="How the remaining demand of application runs is predicted, for the orders by run: by recorded runs at the "
             "same moment, by the mean of these, or by Hermes' demand graph.",
         ),
-    ] = "learned"
+    ] = "table"
     eviction_limit: Annotated[
         int,
         Knob(

@@ -4,11 +4,12 @@ Three opinions are drawn from. The table: what was left in recorded runs when th
 what was left at recorded moments that look alike, the leaves of extremely randomized trees (Geurts 2006) over what a run has
 shown: visits, calls, tokens by unit, the prompt at hand, the predicted length. The demand graph: its walks (`remaining`).
 
-Weights are those of the best rank correlation with what was left, judged on recorded runs that an opinion has not seen:
-of the forest by trees grown without the run, of the table without the run, of the graph by one of half of the runs. An
-opinion that does not better the correlation by `MARGIN`, at no larger squared error, has no weight: else it is the table.
+An opinion is judged by the mean completion time of recorded runs, were they served by it, which it has not seen: the
+forest by trees grown without the run, the graph by one of half of the runs; of the table it sees a cell. One that does not
+better the table's by `MARGIN` has no weight. Runs that begin with the same prompt are of one task, left out together.
 """
 
+import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -45,14 +46,18 @@ BAGGED: Final = 2 / 3
 SHIFT_S: Final = 0.5
 """Added to what was left before its logarithm is taken, which trees split by."""
 MARGIN: Final = 0.01
-"""Of a rank correlation, by which a mixture must be above the table's."""
+"""Of the mean completion time, by which a mixture must be below the table's, beside two standard errors."""
+FEWEST_BATCHES: Final = 3
+"""That judge an opinion."""
+BATCH: Final = 16
+"""Runs that wait at once while an opinion is judged."""
 SHARES: Final = (0.25, 0.5, 0.75, 1.0)
 """Weights that are tried."""
 TABLE: Final = (1.0, 0.0, 0.0)
 MAX_JUDGED: Final = 1_024
+MAX_WALKED: Final = 512
 """Moments by which the forest is judged, and by which the graph is, of so many walks each."""
-MAX_WALKED: Final = 128
-WALKS: Final = 100
+WALKS: Final = 50
 GOLDEN: Final = 0.6180339887498949
 """Multiples of it spread evenly over members of leaves."""
 
@@ -181,8 +186,8 @@ def find_leaves(forest: Forest, unit: int, features: Floats, leaves: Ints) -> No
 class DemandPredictor:
     """Learned from the records of *graph*, by the service *rates* of its units, those of the endpoints that serve them.
 
-    `weights` are those of the table, the forest and the graph; `worth` is the rank correlation with what was left, in runs
-    that were not seen, of the table, the forest and both mixed.
+    `weights` are those of the table, the forest and the graph; `worth` is the mean completion time of recorded runs by the
+    table, the forest and both mixed (`served_s`).
     """
 
     def __init__(self, graph: DemandGraph, rates: Mapping[str, ServiceRate], seed: int = 1) -> None:
@@ -201,6 +206,7 @@ class DemandPredictor:
         unit, visits, features, service, path = zip(*rows, strict=True)
         self._unit, self._run = np.array(unit, np.int64), np.array(run)
         self._features, self._service, self._path = np.array(features), np.array(service), np.array(path)
+        self._task = _tasks(graph)
         self._cells = self._table(np.minimum(visits, MOST_VISITS))
         self._forest, self._seen = self._grown()
         self.left_s = self._seconds(self._service, self._rate)
@@ -267,9 +273,9 @@ class DemandPredictor:
         count, size = self._unit.size, len(self.units)
         seen, parts, first, moved = np.zeros((TREES, runs), np.bool_), list[list[NDArray[np.int64]]](), [0], 0
         random = np.random.default_rng(int(self._random[0]))
-        present = np.unique(self._run)
+        tasks = np.unique(self._task[self._run])
         for tree in range(TREES):
-            seen[tree, random.permutation(present)[: max(1, round(BAGGED * present.size))]] = True
+            seen[tree] = np.isin(self._task, random.permutation(tasks)[: max(1, round(BAGGED * tasks.size))])
             rows = np.flatnonzero(seen[tree, self._run])
             rows = rows[np.argsort(self._unit[rows], kind="stable")]
             roots = np.searchsorted(self._unit[rows], np.arange(size + 1))
@@ -295,59 +301,81 @@ class DemandPredictor:
 
     def _earn(self, graph: DemandGraph, rates: Mapping[str, ServiceRate]) -> None:
         """Give each opinion its weight."""
-        judged, left_s = _spaced(np.arange(self.left_s.size), min(MAX_JUDGED, self.left_s.size)), self.left_s
+        left_s, judged = self.left_s, self._runs_within(self._run >= 0, MAX_JUDGED)
         sums = np.concatenate([np.zeros(1), np.cumsum(left_s[self._forest.moments])])
         leaf_s = (sums[self._forest.end] - sums[self._forest.begin]) / np.maximum(
             1, self._forest.end - self._forest.begin
         )
         tree_of = np.repeat(np.arange(TREES), np.diff(self._forest.first))
-        table, forest = np.full((2, left_s.size), np.nan)
+        table, forest = np.full((2, left_s.size), left_s.mean())
         for at in judged.tolist():
             cell = self._cells[int(self._unit[at]), _visits(self._features[at])]
-            others = left_s[cell[self._run[cell] != self._run[at]]]
             leaves = self._leaves(int(self._unit[at]), self._features[at])
             leaves = leaves[~self._seen[tree_of[leaves], self._run[at]]]
-            if others.size and leaves.size:
-                table[at], forest[at] = others.mean(), leaf_s[leaves].mean()
-        known = np.flatnonzero(~np.isnan(table))
-        if known.size < 2 * LEAF:
-            return
-        share, mixed = self._share(known, table, forest)
-        walked = self._walked(graph, rates, known)
-        of_graph, _ = self._share(np.array([*walked], np.int64), mixed, walked) if walked else (0.0, mixed)
+            table[at] = left_s[cell].mean()  # without its run it would rank those of a cell the wrong way round
+            forest[at] = leaf_s[leaves].mean() if leaves.size else table[at]
+        share, mixed = self._share(judged, table, forest)
+        walks = np.zeros(left_s.size)
+        walked = self._walked(graph, rates, walks)
+        of_graph = self._share(walked, mixed, walks)[0]
         self.weights = (1.0 - share) * (1.0 - of_graph), share * (1.0 - of_graph), of_graph
-        self.worth = {
-            name: rank_correlation(means[known], left_s[known])
-            for name, means in (("table", table), ("forest", forest), ("mixture", mixed))
-        }
+        served = {"table": table, "forest": forest, "mixture": mixed}
+        self.worth = {name: float(self.served_s(judged, keys).mean()) for name, keys in served.items()}
 
-    def _share(self, judged: Ints, held: Floats, other: Floats | Mapping[int, float]) -> tuple[float, Floats]:
+    def _runs_within(self, wanted: NDArray[np.bool_], count: int) -> Ints:
+        """Return the moments of the latest runs with *wanted* ones that have no more than *count* together."""
+        moments = np.flatnonzero(wanted)
+        return (
+            moments
+            if moments.size <= count
+            else moments[:count][self._run[moments[:count]] != self._run[moments[count]]]
+        )
+
+    def served_s(self, judged: Ints, keys: Floats) -> Floats:
+        """Return the mean completion times of the runs of the *judged* moments, `BATCH` of them at a time on one server that
+        serves a step of the run with the least of *keys*.
+
+        A rank correlation does not do: keys that err from step to step change the run that is served, and all end late.
+        """
+        runs = np.flatnonzero(np.diff(self._run[judged], prepend=-1)).tolist()
+        means_s, last = list[float](), {*(np.array([*runs[1:], judged.size]) - 1).tolist()}
+        for batch in range(0, len(runs), BATCH):
+            waiting, now_s, total_s = [(keys[judged[at]], at) for at in runs[batch : batch + BATCH]], 0.0, 0.0
+            size = len(waiting)
+            heapq.heapify(waiting)
+            while waiting:
+                _, at = heapq.heappop(waiting)
+                left_s = self.left_s[judged[at]]
+                if at in last:
+                    now_s += left_s
+                    total_s += now_s
+                else:
+                    now_s += left_s - self.left_s[judged[at + 1]]
+                    heapq.heappush(waiting, (keys[judged[at + 1]], at + 1))
+            means_s.append(total_s / size)
+        return np.array(means_s)
+
+    def _share(self, judged: Ints, held: Floats, other: Floats) -> tuple[float, Floats]:
         """Return which share the *other* opinion has earned at the *judged* moments beside the one that is *held*, and the
         means of both together.
         """
-        left_s, added = self.left_s[judged], np.array([other[at] for at in judged.tolist()])
-        best, share = rank_correlation(held[judged], left_s) + MARGIN, 0.0
-        error = ((held[judged] - left_s) ** 2).sum()
-        for tried in SHARES:
-            mixed = (1.0 - tried) * held[judged] + tried * added
-            worth = rank_correlation(mixed, left_s)
-            if worth > best and ((mixed - left_s) ** 2).sum() <= error:
-                best, share = worth, tried
-        means = held.copy()
-        means[judged] += share * (added - means[judged])
-        return share, means
+        base_s, best, share = self.served_s(judged, held), 0.0, 0.0
+        for tried in SHARES if base_s.size >= FEWEST_BATCHES else ():
+            gains = 1.0 - self.served_s(judged, held + tried * (other - held)) / base_s
+            if gains.mean() > best and gains.mean() - 2 * gains.std(ddof=1) / gains.size**0.5 > MARGIN:
+                best, share = gains.mean(), tried
+        return share, held + share * (other - held)
 
-    def _walked(self, graph: DemandGraph, rates: Mapping[str, ServiceRate], known: Ints) -> dict[int, float]:
-        """Return the mean of walks of the graph of every other run at moments of the runs between, among those *known*."""
-        odd = known[self._run[known] % 2 == 1]
+    def _walked(self, graph: DemandGraph, rates: Mapping[str, ServiceRate], means: Floats) -> Ints:
+        """Write the *means* of walks of the graph of every other run at moments of runs between; return these moments."""
+        odd = self._runs_within(self._run % 2 == 1, MAX_WALKED)
         if not odd.size or len(graph.records) < 2 * FEWEST_MATCHES:
-            return {}
+            return np.zeros(0, np.int64)
         half = build(DemandGraph(graph.application, graph.units, graph.records[::2]), rates)
         steps = list(executions(graph))
         first = np.cumsum([0, *(len(record.steps) for record in graph.records)])
         begins = {int(run): int(np.flatnonzero(self._run == run)[0]) for run in np.unique(self._run)}
-        means = {}
-        for at in _spaced(odd, min(MAX_WALKED, odd.size)).tolist():
+        for at in odd.tolist():
             run = int(self._run[at])
             number = at - begins[run]
             before = steps[first[run] : first[run] + number + 1]
@@ -363,8 +391,8 @@ class DemandPredictor:
                 np.array([demand(parent, graph.units[parent.unit]) if parent else NOTHING]),
                 visits,
             )
-            means[at] = float(remaining(half, position, WALKS, at).service_s.mean())
-        return means
+            means[at] = remaining(half, position, WALKS, at).service_s.mean()
+        return odd
 
     def draw(
         self, shown: Shown, opening: Opening, rate: Floats, count: int, walks: Remaining | None, learned: bool = True
@@ -394,6 +422,13 @@ class DemandPredictor:
         )
 
 
+def _tasks(graph: DemandGraph) -> Ints:
+    """Return the task of each run: those that begin with as long a prompt, if they are a quarter of the runs at the most."""
+    prompts = [record.steps[0].input_tokens for record in graph.records]
+    _, tasks, counts = np.unique(prompts, return_inverse=True, return_counts=True)
+    return np.asarray(tasks) if 4 * counts.max() <= len(prompts) else np.arange(len(prompts))
+
+
 def _visits(features: Floats) -> int:
     return min(MOST_VISITS, round(float(np.expm1(features[0]))))
 
@@ -401,16 +436,3 @@ def _visits(features: Floats) -> int:
 def _spaced(values: Ints, count: int) -> Ints:
     """Return *count* of *values*, evenly."""
     return values[(np.arange(count) * values.size + values.size // 2) // max(1, count) % values.size]
-
-
-def rank_correlation(a: Floats, b: Floats) -> float:
-    """Return Spearman's correlation, 0 where either is constant; equal values share their mean rank."""
-    one, other = (_ranks(each) for each in (a, b))
-    if np.ptp(one) == 0 or np.ptp(other) == 0:
-        return 0.0
-    return float(np.corrcoef(one, other)[0, 1])
-
-
-def _ranks(values: Floats) -> Floats:
-    _, at, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[at])

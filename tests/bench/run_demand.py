@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from scheduling.applications.demand_graph import Backend, DemandGraph, RunRecord, ServiceRate, Step
-from scheduling.applications.predictor import rank_correlation
 from scheduling.applications.standings import KnownGraph, RunCall, Standings
 from scheduling.policy import RUN_DEMANDS
 from scheduling.simulation.scenario import Scenario
@@ -82,6 +81,19 @@ def taubench() -> Tasks:
 
 
 SOURCES = {"chatdev": chatdev, "taubench": taubench}
+
+
+def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
+    """Return Spearman's correlation, 0 where either is constant; equal values share their mean rank."""
+    one, other = (_ranks(each) for each in (a, b))
+    if np.ptp(one) == 0 or np.ptp(other) == 0:
+        return 0.0
+    return float(np.corrcoef(one, other)[0, 1])
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    _, at, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[at])
 
 
 def folds(tasks: Tasks, seed: int) -> Iterator[tuple[list[RunRecord], list[RunRecord]]]:

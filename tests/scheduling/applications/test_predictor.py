@@ -14,7 +14,6 @@ from scheduling.applications.predictor import (
     Shown,
     find_leaves,
     grow,
-    rank_correlation,
 )
 from scheduling.applications.remaining import Remaining
 
@@ -43,7 +42,7 @@ def of_noise(random, runs=60):
 def test_an_opinion_has_the_weight_that_it_has_earned():
     learned = DemandPredictor(graph_of([*told_by_the_prompt(np.random.default_rng(1))]), RATES)
     assert learned.weights[1] > 0.5
-    assert learned.worth["mixture"] > learned.worth["table"] + 0.2
+    assert learned.worth["mixture"] < 0.9 * learned.worth["table"]
     for size, seed in ((1, 1), (60, 2)):
         assert DemandPredictor(graph_of([*of_noise(np.random.default_rng(seed), size)]), RATES).weights == TABLE
 
@@ -98,8 +97,7 @@ def test_whatever_is_recorded_and_shown_a_distribution_comes_out(runs, shown, op
     predictor = DemandPredictor(graph, RATES)
     assert sum(predictor.weights) == pytest.approx(1.0)
     assert min(predictor.weights) >= 0.0
-    if predictor.worth:
-        assert predictor.worth["mixture"] >= predictor.worth["table"]
+    assert predictor.worth["mixture"] <= predictor.worth["table"] * (1 + 1e-9)
     so_far = Shown()
     for unit, taken, given_, many, _ in shown:
         so_far.add(unit, (0.0 if unit == "tool" else float(taken), float(given_), float(many)))
@@ -131,9 +129,3 @@ def test_a_tree_puts_each_moment_into_one_leaf_of_its_unit_and_finds_it_there():
     for row in range(300):
         find_leaves(forest, 0 if row < 120 else 2, features[row], found)
         assert row in rows[begin[found[0]] : end[found[0]]]
-
-
-def test_rank_correlation_is_spearmans():
-    a, b = np.array([1.0, 2.0, 2.0, 4.0]), np.array([3.0, 1.0, 5.0, 9.0])
-    assert rank_correlation(a, b) == pytest.approx(0.6324555)
-    assert rank_correlation(a, np.ones(4)) == 0.0
