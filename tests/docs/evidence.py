@@ -135,13 +135,16 @@ def tables(result: Mapping[str, Any]) -> Iterator[Table]:
     """Yield what a benchmark measured: a table for each part and set of measures, with a row for each case."""
     parts: dict[tuple[str, tuple[str, ...]], list[list[str]]] = {}
     for path, measures in _cases(result, ()):
-        part, *case = path or ("",)
+        part, *case = path if len(path) > 1 else ("", *path)
         parts.setdefault((part, tuple(measures)), []).append([" ".join(case), *map(_cell, measures.values())])
     for (part, names), rows in parts.items():
-        table = Table(title=part.replace("_", " ").capitalize() or "Total")
+        table = Table(title=part.replace("_", " ").capitalize() or "Measured")
         heads, body = ["", *names], rows
         if len(rows) == 1:
-            heads, body = ["measure", rows[0][0]], [[name, value] for name, value in zip(names, rows[0][1:], strict=True)]
+            heads, body = (
+                [rows[0][0], "measured"],
+                [[name, value] for name, value in zip(names, rows[0][1:], strict=True)],
+            )
         for at, head in enumerate(heads):
             table.add_column(head.replace("_", " "), justify="right" if at else "left")
         for row in body:
@@ -162,7 +165,9 @@ def _cases(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...],
 
 
 def _cell(value: Any) -> str:
-    return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,}" if type(value) is int else str(value)
 
 
 def _markdown(thing: Any) -> str:
@@ -214,21 +219,33 @@ could do the job. A test compares this page with the results that are kept and w
 
 def run(name: str, command: str, data: Path) -> Kept:
     """Run *command* and keep what it printed. Raises RuntimeError with the last lines of its errors."""
-    words = [word for word in shlex.split(command) if word not in ("python", "-m", "--json", "--", "manage.py", "tests.bench")]
-    experiment, arguments = (words[1], words[2:]) if words[0] in ("reproduce", "bench") else (words[0], words[1:])
+    words = [
+        word
+        for word in shlex.split(command)
+        if word not in ("python", "-m", "--json", "--", "manage.py", "tests.bench")
+    ]
+    experiment, *words = words[words[0] in ("reproduce", "bench") :]
     began_s = time.monotonic()
     if experiment in EXPERIMENTS:
-        with_data = ["--data", str(data)] if any(each.name == "data" for each in EXPERIMENTS[experiment].options) else []
-        call = ["manage.py", "reproduce", experiment, *arguments, *with_data, "--json"]
+        with_data = (
+            ["--data", str(data)] if any(each.name == "data" for each in EXPERIMENTS[experiment].options) else []
+        )
+        call = ["manage.py", "reproduce", experiment, *words, *with_data, "--json"]
     else:
-        arguments = [str(data / word) if (data / word).exists() else word for word in arguments]
+        folders = {word: data if word == "DATA" else data / word for word in words}
+        arguments = [str(folders[word]) if folders[word].exists() else word for word in words]
         call = ["-m", "tests.bench", experiment, "--json", "--", *arguments]
     ended = subprocess.run([sys.executable, *call], cwd=ROOT, capture_output=True, text=True, env=os.environ | QUIET)
     if ended.returncode:
         raise RuntimeError("\n".join(ended.stderr.splitlines()[-3:]))
     result = json.loads(ended.stdout)
     if experiment not in EXPERIMENTS:
-        result = {"command": command, **result}
+        result = {
+            "command": shlex.join(
+                ["python", "-m", "tests.bench", experiment, "--json", *(["--", *words] if words else [])]
+            ),
+            **result,
+        }
     elif "--data" in (said := result["command"].split()):
         at = said.index("--data")
         result["command"] = " ".join(said[:at] + said[at + 2 :])
