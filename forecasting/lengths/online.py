@@ -332,6 +332,8 @@ class Online:
     def _usual(self, query: LengthQuery, calibrated: float) -> float:
         """Return the usual tokens: the (model, tenant)'s median, at first the class's, without that *calibrated*."""
         own, alike = self.medians[query.model, query.tenant], self.classes[query.slo_class]
+        if not len(own) and len(alike) < ENOUGH:
+            return calibrated
         usual = alike.value if len(alike) >= ENOUGH else math.log(calibrated)
         if count := len(own):
             usual += count / (count + MEDIAN_BELIEF) * (own.value - usual)
@@ -349,5 +351,9 @@ class Online:
         if cut and real < max(corrected.usual, corrected.calibrated):
             return
         self.weights[query.tenant].learn(corrected.usual, corrected.calibrated, real)
+        self.learn_usual(query, real)
+
+    def learn_usual(self, query: LengthQuery, real: float) -> None:
+        """Learn the *real* tokens of *query*, which was not predicted."""
         self.medians[query.model, query.tenant].add(math.log(real))
         self.classes[query.slo_class].add(math.log(real))

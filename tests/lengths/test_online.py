@@ -89,11 +89,10 @@ def test_no_moment_is_worse_than_the_usual_length_by_more_than_the_regret(reques
     """Whatever the model says, and also where an adversary who knows both predictions chooses the length."""
     online, over = Online(READER), 0.0
     query = LengthQuery("Tell me.", 2, "m", "acme", "chat")
-    for count, (said, real) in enumerate(requests, 1):
+    for count, (said, drawn) in enumerate(requests, 1):
         corrected = online.correct(query, said, [said] * 5)
         usual, model = corrected.usual, corrected.calibrated
-        if real in {"usual", "beyond"}:
-            real = usual if real == "usual" else usual * (0.5 if model > usual else 2.0)
+        real = {"usual": usual, "beyond": usual * (0.5 if model > usual else 2.0)}.get(drawn, drawn)
         over += (abs(corrected.tokens - real) - abs(usual - real)) / max(usual, model)
         assert over <= REGRET + count * REGRET_EACH + 1e-9
         online.learn(query, corrected, real)
