@@ -201,11 +201,6 @@ START_WEIGHT: Final = 0.2
 MIN_WEIGHT, MAX_WEIGHT = 0.02, 0.98
 WEIGHT_STEP: Final = 0.5
 """Weight of one request's gain in the odds."""
-REGRET: Final = -math.log(1.0 - START_WEIGHT) / WEIGHT_STEP
-"""Most by which a tenant's errors, each in units of the longer of both predictions, exceed in all those of its usual
-lengths, beside `REGRET_EACH` for each request."""
-REGRET_EACH: Final = MIN_WEIGHT / (1.0 - MIN_WEIGHT)
-
 Measures = NDArray[np.float32]
 
 
@@ -270,8 +265,9 @@ class RunningMedian:
 class Weight:
     """Weight of the model's prediction against the usual length, from the errors of both.
 
-    It follows (A, B)-Prod (Sani, Neu and Lazaric, NIPS 2014): whatever lengths come, one request after another, the
-    weighted mean of both predictions is worse than the usual length by a constant, `REGRET`, in all.
+    It follows (A, B)-Prod (Sani, Neu and Lazaric, NIPS 2014): whatever lengths come, one request after another, the errors
+    of the weighted mean, each in units of the longer prediction, exceed those of the usual length by at most
+    -log(1 - `START_WEIGHT`) / `WEIGHT_STEP` = 0.45 in all, and by `MIN_WEIGHT` / (1 - `MIN_WEIGHT`) for each request.
     """
 
     value: float = START_WEIGHT

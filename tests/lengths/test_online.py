@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forecasting.lengths import LengthQuery, bundled
-from forecasting.lengths.online import MOST_CORRECTION, REGRET, REGRET_EACH, Adaptation, Online
+from forecasting.lengths.online import MIN_WEIGHT, MOST_CORRECTION, START_WEIGHT, WEIGHT_STEP, Adaptation, Online
 
 READER = bundled()
+REGRET, REGRET_EACH = -math.log(1.0 - START_WEIGHT) / WEIGHT_STEP, MIN_WEIGHT / (1.0 - MIN_WEIGHT)
 
 
 def test_a_correction_is_learned_from_measures() -> None:
