@@ -36,7 +36,7 @@ TEST_PROMPTS: Final = 250
 """Of each set, at most."""
 USUAL: Final = Fitting()
 QUICK_TEST_PROMPTS: Final = 120
-QUICK: Final = Fitting(tuned=480, read=800, head_epochs=15, most_tokens=64, layers=2, trees=60)
+QUICK: Final = Fitting(tuned=480, read=800, head_epochs=15, most_tokens=64, trees=60)
 THOROUGH: Final = Fitting(tuned=8000, read=1_000_000)
 ORDER: Final = (
     "class-mean", "tenant-histogram", "prompt-buckets", "trees", "ssjf-reg-l1", "ssjf-reg-mse", "ssjf-cls",
