@@ -141,6 +141,7 @@ def _table(trail: Trail, origin: Index, horizon: Index) -> NDArray[np.float32]:
         recent_columns(trail, origin)[:, 1:],
         *days,
         np.nan_to_num(days_before(trail, origin, horizon, DAYS, 1)[0][-1]),
+        np.nan_to_num(days_before(trail, origin, horizon, 1, 1, of_a_kind=True)[0][-1]),
         (trail.means[:, origin] - now).T,
         (trail.medians[:, origin] - now).T,
         np.sin(angle),
