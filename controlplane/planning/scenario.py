@@ -18,6 +18,7 @@ from controlplane.fleet.models import (
     Deployment,
     Instance,
     Model,
+    Region,
     ScheduledMinimum,
     SloClass,
     SloKind,
@@ -58,8 +59,11 @@ def scenario_of(fleet: inventory.Fleet, rows: QuerySet[LedgerRow], at: datetime 
     for present in presents(Model.objects.filter(name__in=list(tables["models"]))).values():
         if present.name != CUSTOM:
             values["models"][present.model.name]["bundle"] = present.name
-    if schedules := [_schedule_of(row) for row in scheduled_minimums() if row.model.name in values["models"]]:
-        values |= {"schedules": schedules, "begins_s": (at or timezone.now()).timestamp()}
+    values["begins_s"] = (at or timezone.now()).timestamp()
+    for row in Region.objects.filter(name__in=list(values["regions"])):
+        holidays = [str(day) for day in sorted(row.days_off)]
+        values["regions"][row.name] |= {"time_zone": row.time_zone or settings.TIME_ZONE, "holidays": holidays}
+    values["schedules"] = [_schedule_of(row) for row in scheduled_minimums() if row.model.name in values["models"]]
     return without_none(values)  # type: ignore[no-any-return]
 
 
