@@ -127,7 +127,8 @@ def page(kept: Kept) -> str:
     else:
         for table in tables(kept.result):
             printed.print(table)
-    about = f"`{kept.result['command']}` at commit {kept.commit} of {kept.date}, kept in [{kept.name}.json]({kept.name}.json)."
+    where = f"kept in [{kept.name}.json]({kept.name}.json)"
+    about = f"`{kept.result['command']}` at commit {kept.commit} of {kept.date}, {where}."
     return "\n\n".join([f"# {kept.name}", about, *map(_markdown, printed.things)]) + "\n"
 
 
@@ -198,7 +199,8 @@ def evidence() -> str:
                 )
         if not compared:
             others.append(f"| `{each.result['command']}` | {run}")
-    heads = "| paper | measure | paper's | ours | simplest rule | run | date | code | state |\n|---|---|--:|--:|--:|---|---|---|---|"
+    heads = "| paper | measure | paper's | ours | simplest rule | run | date | code | state |"
+    heads += "\n|---|---|--:|--:|--:|---|---|---|---|"
     return "\n".join(
         [ABOUT, "## Against the papers", "", heads, *sorted(rows), "", "## Our own", "",
          "| command | run | date | code | state |", "|---|---|---|---|---|", *sorted(others), ""]
@@ -207,23 +209,23 @@ def evidence() -> str:
 
 ABOUT = """# Evidence
 
-What is measured, and of which code. *Code* is the hash of all modules that a run imports and of their data, without comments:
-**green** is of the code as it stands, **stale** of older code. `make evidence` runs what is stale again, the oldest first, and may be
-stopped and called again; `python -m tests.docs.evidence --list` names it. *Simplest rule* is the same measure of the simplest rule that
-could do the job. A test compares this page with the results that are kept and with the code.
+What is measured, and of which code. *Code* is the hash of all modules that a run imports and of their data, without
+comments: **green** is of the code as it stands, **stale** of older code. `make evidence` runs what is stale again, the
+oldest first, and may be stopped and called again; `python -m tests.docs.evidence --list` names it. *Simplest rule* is the
+same measure of the simplest rule that could do the job. A test compares this page with the results that are kept and with
+the code.
 """
 
 
 # Runs
 
+CALLS = {"python", "-m", "--json", "--", "manage.py", "tests.bench"}
+"""Words of commands before what they run."""
+
 
 def run(name: str, command: str, data: Path) -> Kept:
     """Run *command* and keep what it printed. Raises RuntimeError with the last lines of its errors."""
-    words = [
-        word
-        for word in shlex.split(command)
-        if word not in ("python", "-m", "--json", "--", "manage.py", "tests.bench")
-    ]
+    words = [word for word in shlex.split(command) if word not in CALLS]
     experiment, *words = words[words[0] in ("reproduce", "bench") :]
     began_s = time.monotonic()
     if experiment in EXPERIMENTS:
@@ -235,17 +237,16 @@ def run(name: str, command: str, data: Path) -> Kept:
         folders = {word: data if word == "DATA" else data / word for word in words}
         arguments = [str(folders[word]) if folders[word].exists() else word for word in words]
         call = ["-m", "tests.bench", experiment, "--json", "--", *arguments]
-    ended = subprocess.run([sys.executable, *call], cwd=ROOT, capture_output=True, text=True, env=os.environ | QUIET)
+    environment = os.environ | {"PILOTHOUSE_DEBUG": "1"}
+    ended = subprocess.run(
+        [sys.executable, *call], check=False, cwd=ROOT, capture_output=True, text=True, env=environment
+    )
     if ended.returncode:
         raise RuntimeError("\n".join(ended.stderr.splitlines()[-3:]))
     result = json.loads(ended.stdout)
     if experiment not in EXPERIMENTS:
-        result = {
-            "command": shlex.join(
-                ["python", "-m", "tests.bench", experiment, "--json", *(["--", *words] if words else [])]
-            ),
-            **result,
-        }
+        options = f" -- {shlex.join(words)}" if words else ""
+        result = {"command": f"python -m tests.bench {experiment} --json{options}", **result}
     elif "--data" in (said := result["command"].split()):
         at = said.index("--data")
         result["command"] = " ".join(said[:at] + said[at + 2 :])
@@ -261,9 +262,6 @@ def keep(name: str, experiment: str, result: Result, commit: str) -> Kept:
     about = {name: value for name, value in row._asdict().items() if name != "name"}
     (KEPT / f"{name}.json").write_text(json.dumps(about, indent=1) + "\n")
     return row
-
-
-QUIET = {"PILOTHOUSE_DEBUG": "1"}
 
 
 def _without_clock(value: Any) -> Any:

@@ -154,8 +154,9 @@ def show(console: Console, result: experiment.Result) -> None:
 
 
 def compare(result: experiment.Result) -> list[experiment.Comparison]:
-    """Return the largest lead of `qlm`, and of the simplest rule, over the varied values: in points of attainment, or as a share
-    of throughput.
+    """Return the largest lead of `qlm`, and of the simplest rule, over the varied values.
+
+    It is in points of attainment, or a share of throughput.
     """
     of = {(row["part"], row["varied"], row["system"]): row for row in result["rows"]}
 
