@@ -11,7 +11,6 @@ import numpy as np
 
 from controlplane.experiments import experiment
 from controlplane.experiments.hermes import LLAMA_7B, QUANTILES
-from controlplane.terminal import table as printed
 from scheduling.applications.demand_graph import DemandGraph, ServiceRate, step_service_s
 from scheduling.applications.suite import SUITE
 
@@ -22,18 +21,6 @@ PAPER: Final[dict[str, dict[str, float]]] = {
     "CG": {"paper_soon": 0.16},
     "DM": {"paper_path_s": 43.5},
 }
-COLUMNS: Final = [
-    ("Application", "application"),
-    *((f"{title} (s)", name, "{:,.0f}") for title, name in (("p5", "p5_s"), ("median", "p50_s"), ("p95", "p95_s"))),
-    ("paper (s)", "paper_s"),
-    ("variation", "cv", "{:.2f}"),
-    ("within 9 s", "soon", "percent"),
-    ("of what is left", "soon_left", "percent"),
-    ("paper", "paper_soon", "percent"),
-    ("alone (s)", "path_s", "{:,.0f}"),
-    ("paper (s)", "paper_path_s", "{:,.1f}"),
-]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=int, default=1_000, help="of each application")
@@ -50,7 +37,6 @@ def row_of(name: str, runs: int) -> dict[str, Any]:
     whole_s = np.array([sum(each) for each in takes_s])
     left_s = np.concatenate([np.cumsum(each[::-1]) for each in takes_s])
     return {
-        "application": name,
         "cv": float(whole_s.std() / whole_s.mean()),
         **{f"p{percent}_s": float(np.percentile(whole_s, percent)) for percent in (5, 50, 95)},
         "path_s": float(np.median([graph.path_s(each, rates) for each in graph.records])),
@@ -58,15 +44,11 @@ def row_of(name: str, runs: int) -> dict[str, Any]:
         "soon_left": float((left_s <= SOON_S).mean()),
         "quantiles_s": np.percentile(whole_s, QUANTILES).tolist(),
         "paper_s": SIZES[application.size],
+        "paper_soon": "",
+        "paper_path_s": "",
         **PAPER.get(name, {}),
     }
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    rows = [row_of(name, options.runs) for name in SUITE]
-    return {"command": "python -m tests.bench demand_shapes --json", "rows": experiment.rounded(rows)}
-
-
-def table(result: dict[str, Any]) -> Any:
-    title = "Service of whole runs on Llama-2-7B, and what the paper says"
-    return printed(title, experiment.columns(COLUMNS), result["rows"])
+    return experiment.rounded({"service": {name: row_of(name, options.runs) for name in SUITE}})

@@ -7,14 +7,14 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from controlplane.experiments.experiment import Result, Row
 from controlplane.experiments.hermes import QUANTILES
 from controlplane.experiments.sageserve_mixed import BIN_S, PARTS
-from tests.docs.results import KEPT
+from tests.docs.evidence import KEPT
 
 SAMPLE_S = {name: part["sample_s"] for name, part in PARTS.items()}
 COLOURS: Final = ("#6e7781", "#0969da", "#bf8700", "#1a7f37", "#8250df", "#bc4c00")
@@ -76,8 +76,8 @@ def distribution(_: Result, rows: list[Row]) -> Iterator[Panel]:
     yield Panel("runs completed", courses, unit="%", step_s=span_s / 100, span_s=span_s)
 
 
-def by_application(rows: list[Row]) -> list[Row]:
-    return [row | {"strategy": row["application"]} for row in rows]
+def by_application(rows: Any) -> list[Row]:
+    return [row | {"strategy": name} for name, row in rows.items()]
 
 
 def services(_: Result, rows: list[Row]) -> Iterator[Panel]:
@@ -241,7 +241,7 @@ PLOTS: Final = {
     ),
     "hermes-demand": Plot(
         "hermes-demand",
-        "rows",
+        "service",
         "Service of whole runs on Llama-2-7B: runs that need less (figure 7)",
         services,
         ("KBQAV", "EV", "CG", "PE", "DM", "MRS"),
