@@ -22,6 +22,7 @@ PAPER: Final[dict[str, dict[str, float]]] = {
     "DM": {"paper_path_s": 43.5},
 }
 
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=int, default=1_000, help="of each application")
 
