@@ -167,8 +167,8 @@ def done_calls(run: ApplicationRun) -> tuple[list[Call], dict[str, dict[str, str
         unit, began_s = row.unit or NO_UNIT, row.arrived_at.timestamp()
         units[unit] = {"kind": "llm", "name": row.model}
         ended_s = began_s + (row.e2e_ms or 0.0) / 1000
-        told = row.predicted_output_tokens
-        calls.append(Call(unit, began_s, ended_s, row.prompt_tokens, row.output_tokens, predicted_tokens=told))
+        predicted = row.predicted_output_tokens
+        calls.append(Call(unit, began_s, ended_s, row.prompt_tokens, row.output_tokens, predicted_tokens=predicted))
     for report in run.reports.filter(failed=False).exclude(ended_at=None):
         units[report.unit] = {"kind": report.kind, "name": report.backend}
         began_s = report.began_at.timestamp()

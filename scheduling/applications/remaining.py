@@ -7,7 +7,7 @@ output by the output of the unit before and by the own input, parallelism by tha
 `FEWEST_MATCHES` matching records the stronger correlation alone is used, then the other one, then neither.
 
 A unit depends on its nearest ancestor that is an LLM's: what a tool between two of them takes says nothing of the second.
-Four things are ours: a step of n requests ends with its longest, drawn from how far recorded ones were above the mean of as
+Four things are ours: a step of n requests ends with its longest, drawn from what recorded ones had above the mean of as
 many; a unit's n-th execution in a run leads to what n-th executions led to, or the nearest if these are few, so a loop
 that always runs three times ends after three; a step whose requests just come has as many as recorded steps
 of at least so many had; and a walk ends after `MOST_PASSES` executions of a unit.

@@ -289,10 +289,10 @@ class Run:
         assert graph.predictor is not None
         step = max(self.steps, key=lambda one: one.began_s)
         calls = [call for one, call in self.calls.values() if one is step]
-        told = sum(call.predicted_tokens for call in calls) + step.output_tokens
+        predicted = sum(call.predicted_tokens for call in calls) + step.output_tokens
         more = step.unit in graph.outlooks and step.gathers(now_s, graph)
         count = max(step.calls, graph.outlooks[step.unit].parallelism if more else 0)
-        opening = Opening(step.unit, step.input_tokens / step.calls, told / step.calls, count)
+        opening = Opening(step.unit, step.input_tokens / step.calls, predicted / step.calls, count)
         left = graph.predictor.draw(self.shown, opening, rate, SAMPLES, walks, learned=by == "learned")
         if left is None:
             return None
