@@ -21,17 +21,20 @@ AT = datetime(2026, 11, 22, 14, 0, tzinfo=UTC)
 
 def stream(**values):
     rates = {"start_s": -600.0, "window_s": 600.0, "mean": [1.0, 2.0], "lower": [0.5, 1.0], "upper": [1.5, 3.0]}
-    return {
-        "model": "m",
-        "region": "east",
-        "gaps": [],
-        "slo_class": ["fast", "slow"],
-        "tenant": ["acme", "zeta"],
-        "prompt_tokens": [10, 20],
-        "output_tokens": [30, 40],
-        "predicted_tokens": [31, 41],
-        "requests_per_s": rates,
-    } | values
+    where = {"model": "m", "region": "east"} | {name: values[name] for name in ("model", "region") if name in values}
+    moments = np.cumsum([0.0, *(values.get("gaps") or [0.0])])[:2]
+    rows = [
+        row(moments[0], *where.values(), "fast", "acme", 10, 30, 31),
+        row(moments[1], *where.values(), "slow", "zeta", 20, 40, 41),
+    ]
+    return {**where, "gaps": [], "rows": rows, "calls": 1.0, "requests_per_s": rates} | values
+
+
+def row(at_s, model, region, slo_class, tenant, prompt, output, predicted, *call):
+    """Return a row as a start keeps it."""
+    moment = (AT + timedelta(seconds=float(at_s))).isoformat()
+    call = call or ("", "", "", None, None, "done", "")
+    return [moment, model, region, slo_class, tenant, prompt, output, prompt, predicted, False, "", "weights", *call]
 
 
 def arrivals(*streams, horizon_s: float = 1200.0):
@@ -180,9 +183,10 @@ def test_what_has_not_ended_counts_as_long_as_it_will_be(rows):
     waits = waiting_request(arrival_s=-1.0, predicted_tokens=700)
     made, _ = forecast_arrivals(AT, 1800.0, [runs, waits])
     (one,) = made["streams"]
-    assert len(one["output_tokens"]) == 102
-    assert 1500 in one["output_tokens"]
-    assert one["output_tokens"][-1] == 700
+    outputs = [each[6] for each in one["rows"]]
+    assert len(outputs) == 102
+    assert 1500 in outputs
+    assert outputs[-1] == 700
     assert one["gaps"][-1] == pytest.approx(9.0)  # the last that ended came 10 s before, the one that waits 1 s
 
 

@@ -168,10 +168,10 @@ def fork_and_continue(
     if before_fork is not None:
         before_fork(live)
     seen = live.seen()
-    hashes = {prompt.recorded for prompt in seen.prompts}
+    hashes = {prompt.tokens for prompt in seen.prompts if prompt.tokens}
     start = Start.model_validate_json(fork_of(seen, after_s).model_dump_json())
     assert start.state is not None
-    assert hashes.isdisjoint(prompt.recorded for prompt in start.state.prompts), "no hash of a prompt is stored"
+    assert hashes.isdisjoint(prompt.tokens for prompt in start.state.prompts), "no hash without a key is stored"
     live.let_come(asked[len(before) :])
     live.write_ledger()
     result = simulate(as_it_went(start, after_s))
