@@ -85,7 +85,6 @@ class Progress(Struct, eq=False, kw_only=True):
     terms: SloTerms
     call: Call
     length: Prediction | None = None
-    session: str = ""  # "" for none
     trace_context: tuple[tuple[str, str], ...] = ()  # headers for the instance
     span: Span | None = None  # None: it is not traced
     budget_warnings: tuple[str, ...] = ()  # budgets above their soft limit

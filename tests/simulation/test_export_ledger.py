@@ -107,7 +107,9 @@ def test_an_export_has_runs_and_prefix_groups_as_the_ledger_has(with_runs, expor
     own = np.diff(of_file.prefix_first)[np.flatnonzero(of_file.calls.run == 0)]
     assert own.tolist() == [2 * 40 // 16] * 2, "the blocks that only one prompt has are left out"
     LedgerRow.objects.filter(request_id="r2").update(prefix_groups=None)
-    assert workload_of(own_rows(rows), START).prefix_block_tokens == 0, "what began before they were recorded shares nothing"
+    assert workload_of(own_rows(rows), START).prefix_block_tokens == 0, (
+        "what began before they were recorded shares nothing"
+    )
 
 
 @pytest.mark.parametrize(

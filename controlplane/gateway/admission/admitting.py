@@ -117,7 +117,6 @@ class Admitter:
             grant=grant,
             terms=terms,
             call=call,
-            session=session,
             trace_context=http.trace_context(),
             task=asyncio.current_task(),
         )
