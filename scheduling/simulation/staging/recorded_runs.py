@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +17,6 @@ from scheduling.simulation.workload.runs import ApplicationToCome, RunsToCome, R
 
 Graphs = Callable[[str, str], DemandGraph | None]
 """Returns what is known of an application, by tenant and name."""
-
-
-class Runs(NamedTuple):
-    run: NDArray[np.int32]
-    """By request: its run, -1 for none."""
-    runs: RunsToCome | None
 
 
 def followed(arrival_s: Sequence[float], ended_s: Sequence[float]) -> list[list[int]]:
@@ -43,15 +36,17 @@ def followed(arrival_s: Sequence[float], ended_s: Sequence[float]) -> list[list[
     return made
 
 
-def recorded_runs(scenario: Scenario, cluster: Cluster, workload: Workload, graphs: Graphs) -> Runs:
-    """Return the runs that requests of *workload* are calls of.
+def recorded_runs(
+    scenario: Scenario, cluster: Cluster, workload: Workload, graphs: Graphs
+) -> tuple[NDArray[np.int32], RunsToCome | None]:
+    """Return the run of each request of *workload*, -1 for none, and these runs.
 
     A run of more than `MOST_STEPS` calls counts as several.
     """
     run, calls = np.full(len(workload), -1, np.int32), workload.calls
     rows = np.zeros(0, np.int64) if calls is None else np.flatnonzero(calls.run >= 0)
     if calls is None or not rows.size:
-        return Runs(run, None)
+        return run, None
     rows = rows[np.argsort(calls.run[rows], kind="stable")]
     applications: dict[tuple[int, int], int] = {}
     units: list[dict[str, Backend]] = []
@@ -73,7 +68,7 @@ def recorded_runs(scenario: Scenario, cluster: Cluster, workload: Workload, grap
         to_come.append(ApplicationToCome(title, own_units, _known(scenario, cluster, graph)))
     predictions = scenario.predictions
     reading = Reading(predictions.buckets, predictions.worst, scenario.policies.late_runs_last)
-    return Runs(run, RunsToCome(to_come, runs, predictions.runs == "exact", reading))
+    return run, RunsToCome(to_come, runs, predictions.runs == "exact", reading)
 
 
 def _run(

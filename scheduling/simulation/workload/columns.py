@@ -123,7 +123,7 @@ class Workload:
         return first, of
 
     def copied(self, chosen: Longs, *, new: bool = False) -> tuple["Workload", Longs]:
-        """Return the *chosen* of `wholes`, each a run of its own, and by request which of them it belongs to.
+        """Return the *chosen* of `wholes`, each as a separate run, and by request which of them it belongs to.
 
         What is chosen again shares prefixes as different runs do: those that only requests of one run share, it does not
         share with the others. *new*: nor with what is chosen for the first time.

@@ -392,7 +392,9 @@ def _with_calls(path: Path, workload: Workload, requests: list[TraceRequest]) ->
     for each in listed:
         key = each.tenant, *each.call[:2]
         if each.step and each.step <= before.get(key, 0):
-            raise TraceError(path, each.line, "Step", f"is {each.step}, and run {key[2]} has had step {before[key]} before")
+            raise TraceError(
+                path, each.line, "Step", f"is {each.step}, and run {key[2]} has had step {before[key]} before"
+            )
         before[key] = each.step
     calls = calls_of([each.tenant for each in listed], *zip(*(each.call for each in listed), strict=True))
     arrival_s = workload.arrival_s - workload.arrival_s[0]

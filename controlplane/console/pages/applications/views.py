@@ -8,7 +8,6 @@ from django.contrib import messages
 from django.db.models import F, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, redirect, render
-from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
@@ -185,10 +184,6 @@ def application(request: HttpRequest, pk: int) -> HttpResponse:
         "in_range": dict(RANGE.options)[filters["hours"]].lower(),
     }
     return render(request, "console/applications/application.html", context)
-
-
-def page_of(row: Application) -> str:
-    return reverse("console:application", args=(row.pk,))
 
 
 @require_POST

@@ -148,7 +148,9 @@ def test_edits_are_of_whole_runs_and_keep_what_different_runs_share():
     assert [made.calls.step[rows].tolist() for rows in runs] == [[1, 2]] * 8
     began_s = {number: recorded.arrival_s[recorded.calls.run == number] for number in (0, 1)}
     gaps = {float(round(np.ptp(each), 9)) for each in began_s.values()}
-    assert {float(round(np.ptp(made.arrival_s[rows]), 9)) for rows in runs} == gaps, "the calls of a run keep their gaps"
+    assert {float(round(np.ptp(made.arrival_s[rows]), 9)) for rows in runs} == gaps, (
+        "the calls of a run keep their gaps"
+    )
     hashes, counts = np.unique(made.prefix_hashes, return_counts=True)
     assert dict(zip(hashes.tolist(), counts.tolist(), strict=True))[1] == 4 * 4, "what both runs have, all copies share"
     assert sorted(counts[hashes != 1].tolist()) == [2, 2, 4], "what one run has, no copy shares"
