@@ -23,7 +23,7 @@ MAX_ROWS: Final = 5_000
 """Maximum moves, and plans, in the result of a scenario."""
 FAST: Final = 1
 """Of zlib's levels."""
-ARRAYS: Final = ("instance", "begin_s", "judged", "met", "arrival_s", "region", "model")
+ARRAYS: Final = ("instance", "begin_s", "judged", "met", "in_run", "arrival_s", "region", "model")
 
 
 def packed(ran: Simulated, counted: Mapping[str, Counted], seed: int) -> dict[str, Any]:
@@ -48,8 +48,8 @@ def packed(ran: Simulated, counted: Mapping[str, Counted], seed: int) -> dict[st
     return {"result": kept, "curves": zlib.compress(json.dumps(curves).encode()), "log": log}
 
 
-NO_RUNS: Final = "No request of that time is known to be of an application run, by which its order goes."
-NO_PREFIXES: Final = "It is not known which prompts of that time begin alike, by which its router goes."
+NO_RUNS: Final = "Its order goes by application runs, and no request of that time is a call of one."
+NO_PREFIXES: Final = "Its router goes by prefixes, and it is not known which prompts of that time begin alike."
 
 
 def unranked(staged: Stage) -> str:

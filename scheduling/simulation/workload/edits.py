@@ -198,10 +198,8 @@ def _calls(one: Workload, other: Workload) -> Calls | None:
         Calls.none(len(each)) if each.calls is None else each.calls for each in (one, other)
     )
     later = np.where(later >= 0, later + run.max(initial=-1) + 1, later)
-    columns: list[Any] = [
-        _joined(*each) if isinstance(each[0], Coded) else np.concatenate(each)
-        for each in zip(first, second, strict=True)
-    ]
+    pairs: list[Any] = list(zip(first, second, strict=True))
+    columns: list[Any] = [_joined(*each) if isinstance(each[0], Coded) else np.concatenate(each) for each in pairs]
     return Calls(np.concatenate([run, later]), *columns)
 
 
