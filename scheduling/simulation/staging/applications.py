@@ -101,13 +101,13 @@ def _arrivals(file: Path, trace_format: str, unit: str, seed: int, changed_ns: i
 
 
 def _clipped(
-    record: RunRecord, units: Mapping[str, Backend], longest: Mapping[str, int]
+    record: RunRecord, units: Mapping[str, Backend], longest: Mapping[str, float]
 ) -> tuple[RunRecord, dict[str, int]]:
     """Return *record* with calls cut to the *longest* of their models, the prompt first, and the number cut by model."""
     cut, steps = dict[str, int](), list[Step]()
     for step in record.steps:
         if (unit := units[step.unit]).kind == "llm":
-            most = longest[unit.name]
+            most = longest.get(unit.name, inf)
             output = min(max(1.0, step.output_tokens), most - 1.0)
             prompt = min(max(1.0, step.input_tokens), most - output)
             if step.input_tokens + step.output_tokens > most:
@@ -117,7 +117,7 @@ def _clipped(
     return RunRecord(tuple(steps)), cut
 
 
-class _Served(NamedTuple):
+class Served(NamedTuple):
     """A model that serves units."""
 
     model: str
@@ -125,20 +125,20 @@ class _Served(NamedTuple):
     rate: ServiceRate
 
 
-def _known_graph(
-    name: str, units: dict[str, Backend], records: Sequence[RunRecord], served: Sequence[_Served], known: str
+def known_graph(
+    name: str, units: dict[str, Backend], records: Sequence[RunRecord], served: Sequence[Served], known: str
 ) -> KnownGraph:
     """Return what is known of an application from *records*, whose units the models *served* serve."""
-    longest = {each.model: each.longest_tokens for each in served}
+    longest: dict[str, float] = {each.model: each.longest_tokens for each in served}
     graph = DemandGraph(name, units, [_clipped(each, units, longest)[0] for each in records])
     of_model = {each.model: each.rate for each in served}
-    rates = {unit: of_model[each.name] if each.kind == "llm" else ServiceRate() for unit, each in units.items()}
+    rates = {unit: of_model.get(each.kind == "llm" and each.name, ServiceRate()) for unit, each in units.items()}
     return KnownGraph.of(graph, rates, refined=known == "graph", whole=known == "whole")
 
 
 @lru_cache(maxsize=64)
-def _suite_graph(name: str, served: _Served, count: int, known: str) -> KnownGraph:
-    return _known_graph(name, SUITE[name].backends(served.model), _suite_records(name, count), [served], known)
+def _suite_graph(name: str, served: Served, count: int, known: str) -> KnownGraph:
+    return known_graph(name, SUITE[name].backends(served.model), _suite_records(name, count), [served], known)
 
 
 def runs_of(scenario: Scenario, cluster: Cluster, folder: Path, seed: int) -> RunCalls:
@@ -311,12 +311,12 @@ class _Drawing:
         if predictions.runs in ("exact", "none") or not graphs_wanted(self.scenario, self.cluster):
             return None
         served = [
-            _Served(model, self.longest[model], ServiceRate.of(self._profile(model)))
+            Served(model, self.longest[model], ServiceRate.of(self._profile(model)))
             for model in dict.fromkeys([table.model, *table.models.values()])
         ]
         if source.graph is None:
             return _suite_graph(source.suite, served[0], predictions.recorded_runs, predictions.runs)
-        return _known_graph(name, units, source.learned(predictions.recorded_runs), served, predictions.runs)
+        return known_graph(name, units, source.learned(predictions.recorded_runs), served, predictions.runs)
 
     def _profile(self, model: str) -> Any:
         return self.cluster.reference_profile(next(key for key in self.cluster.endpoints if key[0] == model))

@@ -11,7 +11,7 @@ from scheduling.applications.recording import NO_UNIT, TOGETHER_S
 from scheduling.applications.standings import KnownGraph, Reading
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.scenario import Scenario
-from scheduling.simulation.staging.applications import graphs_wanted
+from scheduling.simulation.staging.applications import Served, graphs_wanted, known_graph
 from scheduling.simulation.workload.columns import Calls, Workload
 from scheduling.simulation.workload.runs import ApplicationToCome, RunsToCome, RunToCome
 
@@ -97,15 +97,14 @@ def _run(
 
 def _known(scenario: Scenario, cluster: Cluster, graph: DemandGraph | None) -> KnownGraph | None:
     """Return *graph* with the rates of the cluster's models, as far as these are to be known."""
-    known = scenario.predictions.runs
-    if graph is None or not graph.records or known in ("exact", "none"):
+    predictions = scenario.predictions
+    if graph is None or not graph.records or predictions.runs in ("exact", "none"):
         return None
-    rates = {}
-    for unit, backend in graph.units.items():
-        key = next((each for each in cluster.endpoints if each[0] == backend.name), None)
-        served = backend.kind == "llm" and key is not None
-        rates[unit] = ServiceRate.of(cluster.reference_profile(key)) if served and key else ServiceRate()
-    return KnownGraph.of(graph, rates, refined=known == "graph", whole=known == "whole")
+    longest = dict(zip(cluster.models, cluster.longest_tokens(), strict=True))
+    served = [
+        Served(key[0], longest[key[0]], ServiceRate.of(cluster.reference_profile(key))) for key in cluster.endpoints
+    ]
+    return known_graph(graph.application, graph.units, graph.records, served, predictions.runs)
 
 
 def no_graphs(tenant: str, application: str) -> DemandGraph | None:

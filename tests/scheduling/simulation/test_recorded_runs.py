@@ -7,7 +7,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduling.applications.demand_graph import Backend, DemandGraph, RunRecord, Step
 from scheduling.applications.recording import TOGETHER_S
+from scheduling.policy import EndpointPolicy
 from scheduling.simulation.cluster.description import Cluster, InstanceSpec
 from scheduling.simulation.scenario.demand import PredictionsOf
 from scheduling.simulation.simulator import Simulation
@@ -68,3 +70,23 @@ def test_no_call_comes_before_those_that_it_follows_and_all_come_once(runs, spee
         for at, before in enumerate(one.after):
             waited_s = max((ended_s[own[each]] for each in before), default=one.began_s)
             np.testing.assert_allclose(came_s[own[at]], waited_s + one.gap_s[at], atol=1e-6)
+
+
+def test_orders_know_the_graph_of_an_application_by_the_rates_of_the_fleet():
+    units = {"plan": Backend("llm", "m"), "gone": Backend("llm", "elsewhere"), "test": Backend("container", "python")}
+    record = RunRecord((Step("plan", -1, 9000, 20), Step("gone", 0, 9000, 20), Step("test", 1, duration_s=3.0)))
+    tokens = np.full(1, 5, np.int32)
+    coded = [Coded.of([name]) for name in ("m", "east", "", "t")]
+    calls = calls_of(["t"], ["a"], ["r"], ["plan"], [None], [1.0], ["done"])
+    workload = Workload(np.zeros(1), tokens, tokens, *coded, calls=calls)
+    engine = Draft(np.random.default_rng(1), [{}]).specs[0].engine
+    for ordering, known in (("fcfs", False), ("hermes", True)):
+        policies = {("m", "east"): EndpointPolicy(ordering=ordering)}
+        cluster = Cluster([InstanceSpec("m", "east", engine)], policies=policies)
+        graphs = {("t", "a"): DemandGraph("a", units, [record])}
+        _, runs = recorded_runs(TABLES, cluster, workload, lambda *key, of=graphs: of.get(key))
+        (one,) = runs.applications
+        assert (one.graph is not None) == known
+    rates = dict(zip(units, one.graph.arrays.rate.tolist(), strict=True))
+    assert rates["plan"][1] == engine.profile.prefill_b_s_per_token
+    assert rates["gone"] == rates["test"] == [0.0, 0.0, 1.0]
