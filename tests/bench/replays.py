@@ -3,7 +3,8 @@
 The window is that of `run_orders`, with system prompts that calls share, served first come, first served. It is replayed
 with other orders and routers as plain requests at their recorded times (`open`), and as runs that share prefixes
 (`closed`); `true` is the same traffic under that policy from the start. By policy, means over seeds: `run_s`, the mean
-completion time of runs, and `ttft_s`; `run` and `ttft`, their changes against the recorded policy by the same method.
+completion time of runs that end, `ttft_s`, and `unended`, the share of those that do not; `run` and `ttft`, their changes
+against the recorded policy by the same method.
 """
 
 import argparse
@@ -86,11 +87,15 @@ def ledger(staged: Stage, result: Result) -> Workload:
 
 
 def measured(result: Result, run: Any) -> list[float]:
-    """Return the mean completion time of runs, from first call to last, and the mean TTFT; *run* by request."""
+    """Return the mean completion time of runs, from first call to last, the mean TTFT, and the share of runs that do not
+    end; *run* by request.
+    """
     began_s, ended_s = np.full(run.max() + 1, np.inf), np.zeros(run.max() + 1)
     np.minimum.at(began_s, run, result.requests.arrival_s)
-    np.maximum.at(ended_s, run, result.requests.arrival_s + result.outcomes["e2e_s"])
-    return [float((ended_s - began_s).mean()), float(result.outcomes["ttft_s"].mean())]
+    with np.errstate(invalid="ignore"):
+        np.maximum.at(ended_s, run, result.requests.arrival_s + result.outcomes["e2e_s"])
+    means = np.nanmean(ended_s - began_s), np.nanmean(result.outcomes["ttft_s"]), np.isnan(ended_s).mean()
+    return [float(each) for each in means]
 
 
 def rows(folder: Path, runs: int, seed: int) -> dict[str, list[list[float]]]:
@@ -115,8 +120,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     means = {name: np.mean([each[name] for each in seeds], axis=0) for name in POLICIES}
     return {
         name: {
-            method: {"run_s": value[0], "ttft_s": value[1]}
-            | dict(zip(("run", "ttft"), value / means["recorded"][at] - 1, strict=True))
+            method: {"run_s": value[0], "ttft_s": value[1], "unended": value[2]}
+            | dict(zip(("run", "ttft"), value[:2] / means["recorded"][at][:2] - 1, strict=True))
             for at, (method, value) in enumerate(zip(("open", "closed", "true"), means[name], strict=True))
         }
         for name in POLICIES
