@@ -383,7 +383,7 @@ def _with_calls(path: Path, workload: Workload, requests: list[TraceRequest]) ->
 
     Raises TraceError where the steps of a run are not in the order of arrival.
     """
-    order = np.lexsort(([each.step for each in requests], workload.arrival_s))
+    order = np.lexsort((np.array([each.step for each in requests]), workload.arrival_s))
     workload, listed = workload.select(order), [requests[at] for at in order]
     if not listed:
         return workload
