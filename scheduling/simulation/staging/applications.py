@@ -91,7 +91,14 @@ class _Source(NamedTuple):
 def _suite_records(name: str, count: int) -> list[RunRecord]:
     """Return runs of a separate seed, which are the same in every simulation."""
     random = np.random.default_rng([LEARNED_SEED, zlib.crc32(name.encode())])
-    return [SUITE[name].run(random) for _ in range(count)]
+
+    def with_longest(step: Step) -> Step:
+        if step.parallelism == 1 or not step.output_tokens:
+            return step
+        return msgspec.structs.replace(step, longest=step.output_tokens * _spread(step.parallelism, random).max())
+
+    runs = [SUITE[name].run(random) for _ in range(count)]
+    return [RunRecord(tuple(map(with_longest, run.steps))) for run in runs]
 
 
 @lru_cache(maxsize=4)
@@ -112,7 +119,8 @@ def _clipped(
             prompt = min(max(1.0, step.input_tokens), most - output)
             if step.input_tokens + step.output_tokens > most:
                 cut[unit.name] = cut.get(unit.name, 0) + step.parallelism
-            step = msgspec.structs.replace(step, input_tokens=prompt, output_tokens=output)  # noqa: PLW2901
+            last = min(step.longest, most - prompt)
+            step = msgspec.structs.replace(step, input_tokens=prompt, output_tokens=output, longest=last)  # noqa: PLW2901
         steps.append(step)
     return RunRecord(tuple(steps)), cut
 
@@ -126,19 +134,24 @@ class Served(NamedTuple):
 
 
 def known_graph(
-    name: str, units: dict[str, Backend], records: Sequence[RunRecord], served: Sequence[Served], known: str
+    name: str,
+    units: dict[str, Backend],
+    records: Sequence[RunRecord],
+    served: Sequence[Served],
+    known: str,
+    learns: bool = True,
 ) -> KnownGraph:
     """Return what is known of an application from *records*, whose units the models *served* serve."""
     longest: dict[str, float] = {each.model: each.longest_tokens for each in served}
     graph = DemandGraph(name, units, [_clipped(each, units, longest)[0] for each in records])
     of_model = {each.model: each.rate for each in served}
     rates = {unit: of_model.get(each.kind == "llm" and each.name, ServiceRate()) for unit, each in units.items()}
-    return KnownGraph.of(graph, rates, refined=known == "graph", whole=known == "whole")
+    return KnownGraph.of(graph, rates, refined=known == "graph", whole=known == "whole", learns=learns)
 
 
 @lru_cache(maxsize=64)
-def _suite_graph(name: str, served: Served, count: int, known: str) -> KnownGraph:
-    return known_graph(name, SUITE[name].backends(served.model), _suite_records(name, count), [served], known)
+def _suite_graph(name: str, served: Served, count: int, known: str, learns: bool) -> KnownGraph:
+    return known_graph(name, SUITE[name].backends(served.model), _suite_records(name, count), [served], known, learns)
 
 
 def runs_of(scenario: Scenario, cluster: Cluster, folder: Path, seed: int) -> RunCalls:
@@ -310,13 +323,14 @@ class _Drawing:
         predictions = self.scenario.predictions
         if predictions.runs in ("exact", "none") or not graphs_wanted(self.scenario, self.cluster):
             return None
+        learns = any(self.cluster.policy(key).run_demand != "graph" for key in self.cluster.endpoints)
         served = [
             Served(model, self.longest[model], ServiceRate.of(self._profile(model)))
             for model in dict.fromkeys([table.model, *table.models.values()])
         ]
         if source.graph is None:
-            return _suite_graph(source.suite, served[0], predictions.recorded_runs, predictions.runs)
-        return known_graph(name, units, source.learned(predictions.recorded_runs), served, predictions.runs)
+            return _suite_graph(source.suite, served[0], predictions.recorded_runs, predictions.runs, learns)
+        return known_graph(name, units, source.learned(predictions.recorded_runs), served, predictions.runs, learns)
 
     def _profile(self, model: str) -> Any:
         return self.cluster.reference_profile(next(key for key in self.cluster.endpoints if key[0] == model))
