@@ -106,8 +106,9 @@ class HeldRequests(Stage):
 
     def of_unserved(self) -> list[Request]:
         """Return the held requests of models that no deployment serves any longer."""
-        candidates = self.fleet.topology.candidates
-        gone = {name for name, count in self.work.waiting.items() if count and not candidates(name, "").size}
+        topology = self.fleet.topology
+        served = {one.model for one in topology.own_endpoints if topology.serves(one)}
+        gone = {name for name, count in self.work.waiting.items() if count and name not in served}
         return [one for one in self._requests.values() if one.asked.model in gone] if gone else []
 
     def requests(self) -> list[Request]:

@@ -30,6 +30,7 @@ from controlplane.dispatch.port import (
     FromGateway,
     OfAllowances,
     Placed,
+    Room,
     ServedModels,
     Warm,
     WarmPrefix,
@@ -125,6 +126,7 @@ class Gateway:
             jobs.add("renew-lease", RENEW_S, "database"),
             wants=WANTS[self.part],
             address=advertised(settings.DISPATCHER_BIND),
+            zone=settings.ZONE,
         )
         self.lease.changed = self._owners_changed
         self.requests = OpenRequests(loop_clock, self._send, self.number)
@@ -156,6 +158,8 @@ class Gateway:
             opened=self.requests.opened,
             entered=self.entries.opened,
             clock=loop_clock,
+            zone=settings.ZONE,
+            near=self.keys.zones_near,
         )
         self.upstream.owns = self.dispatchers.may_send
         self.lengths = LengthService(LengthPrior(), jobs)
@@ -166,6 +170,7 @@ class Gateway:
         else:
             self.values_job, self.dispatching.tune = self.dispatching.inventory_job, self.lengths.tune
             self.dispatching.announced = self.dispatchers.follow
+            self.dispatching.dispatcher.elsewhere = self.dispatchers.elsewhere
         self.parts = Parts(self)
         self.monitor = monitor.Monitor(jobs, self.parts)
         self.publisher = self._publisher(self.dispatching) if self.dispatching else None
@@ -177,6 +182,7 @@ class Gateway:
             tokens=self.upstream.tokens,
             prefixes=self.upstream.prefixes,
             next_number=self.requests.next_number,
+            zones=self.dispatchers.zones_for,
             clock=loop_clock,
         )
         self.http = Application(
@@ -222,7 +228,7 @@ class Gateway:
         self.dispatchers.send(record)
 
     def _of_local(self, record: FromDispatcher) -> None:
-        if isinstance(record, ServedModels):
+        if isinstance(record, ServedModels | Room):
             self.dispatchers.received(self.dispatchers.local, record)
         else:
             self._handle(record)
