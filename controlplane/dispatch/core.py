@@ -225,7 +225,8 @@ class Core:
         with self.topology.without(avoid):
             endpoint = self.placement.choose_endpoint(self.candidates(asked))
             if endpoint is None:
-                self.drop_unserved(request)
+                if not self.forward(request):
+                    self.drop(request, none_serves(asked))
                 return
             self.enqueue(request, endpoint)
         if request.slot >= 0:  # no other instance has room
@@ -325,24 +326,18 @@ class Core:
         """
         if not self.topology.zones:
             return None
-        serves = endpoint is not None and not self.topology.is_dark(endpoint.region)
-        if serves and endpoint is not None and self.placement.slack(endpoint) > 0:
-            return None
-        return self.elsewhere(asked.model, asked.zones, serves)
+        if endpoint is None or self.topology.is_dark(endpoint.region):
+            return self.elsewhere(asked.model, asked.zones, False)
+        return None if self.placement.slack(endpoint) > 0 else self.elsewhere(asked.model, asked.zones, True)
 
     def forward(self, request: Request) -> bool:
         """Forward *request*, which no instance has, to a zone that serves it better; return whether there is one."""
-        endpoint = self.placement.choose_endpoint(self.candidates(request.asked)) if self.topology.zones else None
-        zone = self.better_zone(request.asked, endpoint)
+        asked = request.asked
+        zone = self.better_zone(asked, self.placement.choose_endpoint(self.candidates(asked)))
         if zone is not None:
             self.end(request)
-            self.deliver(port.Forward(request.asked.number, zone))
+            self.deliver(port.Forward(asked.number, zone))
         return zone is not None
-
-    def drop_unserved(self, request: Request) -> None:
-        """Forward *request* to a zone that serves it, or refuse it."""
-        if not self.forward(request):
-            self.drop(request, none_serves(request.asked))
 
     def is_open(self, request: Request) -> bool:
         return request.asked.number in self.requests

@@ -10,7 +10,7 @@ from controlplane.dispatch.core import Core
 from controlplane.dispatch.fallbacks import ModelFallbacks
 from controlplane.dispatch.holding import HeldRequests
 from controlplane.dispatch.live_fleet.topology import Endpoint, Request
-from controlplane.dispatch.placement import Placement
+from controlplane.dispatch.placement import Placement, none_serves
 from controlplane.dispatch.stages import Stage
 from controlplane.dispatch.waiting_queue import WaitingQueue
 from controlplane.dispatch.waits import WaitEstimates
@@ -78,7 +78,8 @@ class Sweeping(Stage):
         if request.replica is not None or not core.is_open(request):
             return
         if request.slot < 0 and not core.topology.candidates(asked.model, asked.region).size:
-            core.drop_unserved(request)
+            if not core.forward(request):
+                core.drop(request, none_serves(asked))
         elif request.adapter >= 0 and not request.has_begun and not core.topology.serves_adapters(request.endpoint):
             core.drop(request, no_adapters(asked))
         elif request.slot < 0 or not self.fallbacks.control.serve_late(request.row):

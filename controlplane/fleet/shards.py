@@ -41,7 +41,9 @@ def models_by_role() -> dict[str, list[str]]:
     models = defaultdict(list)
     rows = Model.objects.filter(active=True).values_list("name", "shard", "deployments__region__zone")
     for name, shard, zone in rows.order_by("name").distinct():
-        models[in_zone(f"{SHARD}{shard}", zone or "")].append(name)
+        role = f"{SHARD}{shard}"
+        models[role] += []  # there also where all regions have zones
+        models[in_zone(role, zone or "")].append(name)
     return dict(models)
 
 

@@ -187,7 +187,8 @@ class Dispatchers:
         """By role and model, as owners said last, less what was forwarded since."""
         self._has_zones = False
         self._lost_s: dict[str, float] = {}
-        """Since when roles have no owner here, where there are zones."""
+        """Since when roles have no owner here, where there are zones; `_gone` for long."""
+        self._gone: set[str] = set()
         self._roles: dict[int, str] = {}
         """Role of each open request, where that is not the first."""
         self._kept: deque[tuple[str, port.FromGateway]] = deque(maxlen=MAX_KEPT)
@@ -347,36 +348,31 @@ class Dispatchers:
             return ()
         zone = self.zone if zone is None else zone
         role = self._role(model, (zone,))
-        if role in self.lease.roles and not self._is_gone(role):
+        if role in self.lease.roles and role not in self._gone:
             return (zone,)
-        owned = (other for other in self.near(zone) if self._role(model, (other,)) in self.lease.roles)
-        return (self.elsewhere(model, (zone,), with_room=False) or next(owned, ""),)
+        return (self.elsewhere(model, (zone,), with_room=False) or "",)
 
     def elsewhere(self, model: str, zones: tuple[str, ...], with_room: bool) -> str | None:
         """Return the nearest zone that serves *model* where a request that came to *zones* was not, best one with room."""
         zones = zones or ("",)
-        rooms = {
-            zone: room
-            for zone in self.near(zones[-1])
-            if (role := self._role(model, (zone,))) in self.routes and zone not in zones
-            if (room := self.rooms.get(role, {}).get(model)) is not None
-        }
-        best = next((zone for zone, room in rooms.items() if room), None)
-        if best is not None:
-            self.rooms[self._role(model, (best,))][model] -= 1
-        return best if best is not None or with_room else next(iter(rooms), None)
-
-    def _is_gone(self, role: str) -> bool:
-        now_s = self.clock()
-        return role not in self.routes and now_s - self._lost_s.get(role, now_s) > GONE_S
+        full = None
+        for zone in self.near(zones[-1]):
+            role = self._role(model, (zone,))
+            room = self.rooms.get(role, {}).get(model) if role in self.routes and zone not in zones else None
+            if room:
+                self.rooms[role][model] -= 1
+                return zone
+            if room is not None and full is None:
+                full = zone
+        return None if with_room else full
 
     def _leave_zones(self) -> None:
         """Forward what waits in a zone whose owner has gone."""
-        lost = {role for role in {*self.lease.shards, *self._roles.values()} if role and role not in self.routes}
-        self._lost_s = {role: self._lost_s.get(role, self.clock()) for role in lost}
-        gone = set(filter(self._is_gone, lost))
-        for each in self.opened() if gone else ():
-            if each.placed is None and self._roles.get(each.number, FIRST) in gone:
+        now_s, lost = self.clock(), {*self.lease.shards, *self._roles.values()} - self.routes.keys() - {NONE}
+        self._lost_s = {role: self._lost_s.get(role, now_s) for role in lost}
+        self._gone = {role for role, since_s in self._lost_s.items() if now_s - since_s > GONE_S}
+        for each in self.opened() if self._gone else ():
+            if each.placed is None and self._roles.get(each.number, FIRST) in self._gone:
                 zone = self.elsewhere(each.asked.model, each.asked.zones, with_room=False)
                 if zone is not None:
                     self.receive(port.Forward(each.number, zone))

@@ -159,7 +159,7 @@ class Gateway:
             entered=self.entries.opened,
             clock=loop_clock,
             zone=settings.ZONE,
-            near=self.keys.zones_near,
+            near=lambda zone: self.keys.words.near.get(zone, ()),
         )
         self.upstream.owns = self.dispatchers.may_send
         self.lengths = LengthService(LengthPrior(), jobs)

@@ -197,9 +197,7 @@ class Installation:
             each.follow()
         for at, each in enumerate(self.dispatchers):
             each.tick()
-            each.deliver(
-                port.Room({role: dict.fromkeys(SHARDS, 9) for role, by in self.owners.items() if by == at})
-            )
+            each.deliver(port.Room({role: dict.fromkeys(SHARDS, 9) for role, by in self.owners.items() if by == at}))
         for _ in range(5):
             await asyncio.sleep(0)
 

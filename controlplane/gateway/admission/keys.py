@@ -170,7 +170,7 @@ class Words:
     regions: Mapping[str, str] = field(default_factory=dict)
     """Zone of each region."""
     near: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Other zones of each."""
+    """Other zones of each, nearest first; empty where no region has one."""
 
     def region(self, name: str) -> str:
         """Return *name* if a region has it, or it is empty. Raises ApiError 400."""
@@ -221,10 +221,6 @@ class Keys:
         self._lock = asyncio.Lock()
         self._read = OwnThread("keys", ANSWER_S)
         self.stop = self._read.stop
-
-    def zones_near(self, zone: str) -> tuple[str, ...]:
-        """Return the other zones, nearest first; none where no region has one."""
-        return self.words.near.get(zone) or self.words.near.get("", ())
 
     async def check(self, authorization: bytes | None) -> Grant:
         """Return the grant behind an Authorization header. Raises ApiError 401, or 503 when no key can be checked at all."""
