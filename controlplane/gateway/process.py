@@ -428,7 +428,9 @@ class Parts:
         celery = self._celery(redis)
         seen = [self._web(), redis, self._database(), celery, self._beat(celery), self._lengths()]
         if (dispatching := self.gateway.dispatching) is not None:
-            seen += [self._instances(dispatching.topology), self._kernels()]
+            lease = self.gateway.lease
+            of = "" if len(lease.owned) == len(lease.shards) else " of those that this process decides about"
+            seen += [self._instances(dispatching.topology, of), self._kernels()]
         return merged(seen, supervised(Path(settings.STATE_DIR)))
 
     def _web(self) -> Part:
@@ -493,7 +495,7 @@ class Parts:
         return self.gateway.redis_job.last_error_at or 0.0
 
     @staticmethod
-    def _instances(topology: Topology) -> Part:
+    def _instances(topology: Topology, of: str) -> Part:
         fleet, ready, total, below = topology.fleet, 0, 0, []
         for endpoint in topology.own_endpoints:
             slots = [replica.slot for replica in topology.members(endpoint)]
@@ -501,7 +503,7 @@ class Parts:
             ready, total = ready + here, total + len(slots)
             if topology.serves(endpoint) and here < endpoint.spec.min_instances:
                 below.append(f"{endpoint.model} in {endpoint.region} ({here} of {endpoint.spec.min_instances})")
-        text = f"{ready} of {total} ready"
+        text = f"{ready} of {total} ready{of}"
         if below:
             return Part("instances", PartState.WARNING, f"{text}; below the minimum: {', '.join(below[:4])}")
         return Part("instances", PartState.OK, text)
