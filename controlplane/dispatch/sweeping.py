@@ -68,8 +68,8 @@ class Sweeping(Stage):
             is_left = not topology.serves(endpoint) or topology.is_dark(endpoint.region)
             if room is None or is_left or not (slack > -math.inf or topology.coming(endpoint)):
                 continue
-            at_once = sum(topology.at_once(one) for one in topology.members(endpoint))
-            room[endpoint.model] += max(1, int(slack * at_once)) if slack > 0 else 0
+            takes = (one for one in topology.members(endpoint) if topology.fleet.accepting[one.slot])
+            room[endpoint.model] += max(1, int(slack * sum(map(topology.at_once, takes)))) if slack > 0 else 0
         return {role: dict(room) for role, room in rooms.items()}
 
     def _check_hold(self, request: Request) -> None:

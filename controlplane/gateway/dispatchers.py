@@ -204,11 +204,6 @@ class Dispatchers:
         """Whether relays reach other processes: the owner of a shard, or the last one, which another one follows."""
         return any(self.lease.roles[role].address for role in self.lease.shards if role in self.lease.roles)
 
-    @property
-    def connected(self) -> bool:
-        """Whether every shard has an owner that takes records at this moment."""
-        return all(role in self.routes for role in self.lease.shards)
-
     def may_send(self) -> bool:
         """Whether an instance may be given a request that was placed there.
 
@@ -253,9 +248,6 @@ class Dispatchers:
             self._kept.append((role, record))
 
     def _advance(self, record: port.Advanced) -> None:
-        if not self._roles:
-            self._send(FIRST, record)
-            return
         of: defaultdict[str, tuple[list[Any], list[Any]]] = defaultdict(lambda: ([], []))
         for at, each in enumerate((record.tokens, record.headers)):
             for moved in each:
@@ -290,13 +282,12 @@ class Dispatchers:
         self._list()
 
     def _list(self) -> None:
-        models, targets = dict[str, port.ServedModel](), dict[str, port.WeightedTargets]()
+        listed, targets = list[port.ServedModel](), dict[str, port.WeightedTargets]()
         for owner, served in self._served.items():
-            for each in served.models:  # one zone may serve what another does not
-                known = models.get(each.name, each)
-                if self._may_list(owner, each.shard) and (each.has_endpoint or not known.has_endpoint):
-                    models[each.name] = each
+            listed += [each for each in served.models if self._may_list(owner, each.shard)]
             targets |= {each.name: each for each in served.targets}
+        listed.sort(key=lambda each: each.has_endpoint)  # one zone may serve what another does not
+        models = {each.name: each for each in listed}
         until_s = self.clock() + MOVES_WITHIN_S
         if len(self.lease.shards) > 1:  # what one owner leaves, another may take up in a moment
             for name in self._models.keys() - models.keys():

@@ -324,7 +324,7 @@ async def test_an_owner_that_was_away_for_long_begins_one_session_with_each_rela
         target(message)
     for _ in range(3):
         await installation.pass_time()
-    assert all(relay.connected for relay in installation.relays)
+    assert all(relay.routes for relay in installation.relays)
     assert len(begun) == 2
 
 

@@ -4,6 +4,7 @@ whatever happens to the owner of the queues."""
 import asyncio
 import os
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import fields
 
 import aiohttp
 import orjson
@@ -17,17 +18,24 @@ from controlplane.dispatch import lease as leases
 from controlplane.dispatch import port
 from controlplane.dispatch.lease import Lease
 from controlplane.dispatch.monitoring.measures import RELAY_SILENT_S
+from controlplane.dispatch.monitoring.summary import merged
 from controlplane.dispatch.monitoring.windows import Count
 from controlplane.fleet.models import Deployment, Instance, Model, Region
 from controlplane.gateway import dispatchers
 from controlplane.gateway.process import Gateway
 from controlplane.operations import Operations
 from controlplane.planning.execution.loop import ScalingLoop
+from controlplane.planning.plans.waiting import Waiting
 from tests.gateway.backend import Backend
 from tests.gateway.conftest import ServedGateway, do_once, serving, until
 from tests.gateway.rows import make_model, make_rows
 
 MANY = 6
+
+
+def connected(gateway):
+    """Whether every shard has an owner that takes records of *gateway*."""
+    return gateway.dispatchers.routes.keys() >= {*gateway.lease.shards}
 
 
 class Fleet:
@@ -57,7 +65,7 @@ class Fleet:
         gateway.lease.owner += f"-relay-{len(self.relays)}"
         url = await self.stack.enter_async_context(serving(gateway))
         self.relays.append(ServedGateway(gateway, url, self.backends, self.http))
-        await until(lambda: gateway.dispatchers.connected and gateway.serves())
+        await until(lambda: connected(gateway) and gateway.serves())
         return self.relays[-1]
 
     @property
@@ -67,7 +75,7 @@ class Fleet:
 
     async def takes_over(self, heir):
         await until(lambda: heir.lease.held)
-        await until(lambda: all(each.gateway.dispatchers.connected for each in self.relays))
+        await until(lambda: all(connected(each.gateway) for each in self.relays))
 
 
 async def test_models_are_dealt_to_two_dispatchers_and_moved_between_them(fleet):
@@ -114,6 +122,7 @@ async def test_models_are_dealt_to_two_dispatchers_and_moved_between_them(fleet)
 
 
 WEST = "shard 1 in eu"
+WORK = {field.name: 1.0 for field in fields(Waiting)}
 
 
 @pytest.fixture
@@ -159,8 +168,11 @@ async def test_a_zone_is_served_by_its_own_dispatcher_and_forwards_what_it_has_n
         assert row.own_region == ("west" if row.region == "east" else ""), "it counts as demand where its caller is"
         assert row.queue_ms == pytest.approx(row.trace[-1]["waited_ms"], abs=0.01)
         assert all(step["after_ms"] <= row.queue_ms for step in row.trace if "forwarded" in step)
-    whole = home.publisher.summary.snapshot([orjson.loads(orjson.dumps(eu.publisher.summary.part()))])
+    both = [one.publisher.summary for one in zoned.dispatchers]
+    parts = [orjson.loads(orjson.dumps(each.part() | {"work": {"m": WORK}})) for each in both]
+    whole = both[0].snapshot(parts[1:])
     assert (whole["instances"]["name"], whole["models"]["m"]["instances"]) == (["m-0", "m-1", "w-0"], 3)
+    assert merged(*parts)["work"] == {"m": {name: 2 * value for name, value in WORK.items()}}
 
 
 async def test_a_zone_without_a_dispatcher_is_another_ones_until_it_has_one_again(zoned):
@@ -178,7 +190,7 @@ async def test_a_zone_without_a_dispatcher_is_another_ones_until_it_has_one_agai
     again = await zoned.dispatcher("eu")
     await until(lambda: WEST in again.dispatching.serving)
     assert home.dispatching.serving.keys() == {port.FIRST}
-    await until(lambda: all(each.gateway.dispatchers.connected for each in zoned.relays))
+    await until(lambda: all(connected(each.gateway) for each in zoned.relays))
     assert (await zoned.relays[1].chat()).status == 200
     await until(lambda: not (home.dispatching.dispatcher.requests or again.dispatching.dispatcher.requests))
 

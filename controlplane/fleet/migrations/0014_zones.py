@@ -5,19 +5,9 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
 
-    dependencies = [
-        ('fleet', '0013_ray'),
-    ]
+    dependencies = [('fleet', '0013_ray')]
 
     operations = [
-        migrations.AddField(
-            model_name='owner',
-            name='zone',
-            field=models.CharField(blank=True, help_text='Of its owner, which may decide for another one.', max_length=20),
-        ),
-        migrations.AddField(
-            model_name='region',
-            name='zone',
-            field=models.SlugField(blank=True, db_index=False, help_text='Regions near each other: dispatchers of their own decide there. Empty: one zone with all that name none.', max_length=20),
-        ),
+        migrations.AddField('owner', 'zone', models.CharField(blank=True, help_text='Of its owner, which may decide for another one.', max_length=20)),
+        migrations.AddField('region', 'zone', models.SlugField(blank=True, db_index=False, help_text='Regions near each other: dispatchers of their own decide there. Empty: one zone with all that name none.', max_length=20)),
     ]
