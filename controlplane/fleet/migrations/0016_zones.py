@@ -5,7 +5,7 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
 
-    dependencies = [('fleet', '0013_ray')]
+    dependencies = [('fleet', '0015_region_calendar')]
 
     operations = [
         migrations.AddField('owner', 'zone', models.CharField(blank=True, help_text='Of its owner, which may decide for another one.', max_length=20)),
