@@ -61,7 +61,7 @@ class Placement:
         return next(filter(topology.coming, endpoints), None) or next(startable, None)
 
     def slack(self, endpoint: Endpoint) -> float:
-        """Return how far the pressure on *endpoint* is below that from which requests leave its region."""
+        """Return by how much the pressure on *endpoint* is below that from which requests leave its region."""
         topology, waiting = self.topology, self.queue.count(endpoint)
         here = pressure(topology.fleet, topology.arrays, endpoint.index, waiting, self.clock())
         return endpoint.spec.policy.region_threshold - here
