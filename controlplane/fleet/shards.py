@@ -38,7 +38,7 @@ def zone_of(role: str) -> str:
 
 def models_by_role() -> dict[str, list[str]]:
     """Return the names of the active models of each role that is needed."""
-    models = defaultdict(list)
+    models = defaultdict[str, list[str]](list)
     rows = Model.objects.filter(active=True).values_list("name", "shard", "deployments__region__zone")
     for name, shard, zone in rows.order_by("name").distinct():
         role = f"{SHARD}{shard}"

@@ -243,7 +243,7 @@ class Gateway:
         else:
             if isinstance(record, Warm) or (isinstance(record, Placed) and record.adapter):
                 self.upstream.adapters.note(record)
-            if not isinstance(record, Warm):
+            if not isinstance(record, Warm | Room):  # that is for `Dispatchers`
                 self.requests.on_event(record)
 
     def _owners_changed(self) -> None:
