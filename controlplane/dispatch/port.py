@@ -4,10 +4,10 @@ The gateway sends `Asked`, `Open`, `Advanced`, `Finished`, `Left`, `Backlog` and
 `Arrived`, `Ended` and `RelayFigures`; the dispatcher answers with `Held`, `Queued`, `Rerouted`, `Waiting`, `Admission`,
 `Placed`, `Refused`, `Evict` and `Lost`, says with `FellBack` that the fallback of its model serves it,
 asks for adapters with `Warm` and for system prompts with `WarmPrefix`, which `PrefixWarmed` answers, and lists the
-available models in `ServedModels`. Of limits and budgets, which the first dispatcher counts for all, the gateway sends
-`Enter`, `Leave` and `LoadWanted`, and is answered with `Entered`, `NotEntered`, `Load` and `Spent`. A request is
-identified by its *number*, unique over all relays. Moments in `_s` are seconds of the machine's monotonic clock, those
-in `_at` epoch seconds.
+available models in `ServedModels`. `Forward` has the request asked in another zone, by the `Room` there. Of limits and
+budgets, which the first dispatcher counts for all, the gateway sends `Enter`, `Leave` and `LoadWanted`, and is answered
+with `Entered`, `NotEntered`, `Load` and `Spent`. A request is identified by its *number*, unique over all relays.
+Moments in `_s` are seconds of the machine's monotonic clock, those in `_at` epoch seconds.
 """
 
 import math
@@ -108,6 +108,12 @@ class Asked(Record, frozen=True):
     model_rule: str = ""  # that rule: `scheduling.routing.models.ModelRule`
     api_key_id: int = 0
     surface: str = ""  # last part of the path that was called
+    zones: tuple[str, ...] = ()  # that it has come to, where there are any: the last has it
+    own_region: str = ""  # where it counts as demand, in an earlier zone
+
+    @property
+    def zone(self) -> str:
+        return self.zones[-1] if self.zones else ""
 
     @property
     def allowed_s(self) -> float:
@@ -305,6 +311,14 @@ class Queued(Record, frozen=True):
     released: dict[str, Any] | None = None  # why the queue manager let it go, where it was held: docs/papers/routing.md
 
 
+class Forward(Record, frozen=True):
+    """Another *zone* serves the request better: it is to be asked there, and is not known here any longer."""
+
+    number: int
+    zone: str
+    own_region: str = ""  # as in `Queued`
+
+
 class FellBack(Record, frozen=True):
     """The fallback of the request's model serves it from now on, in *region*, under the same number."""
 
@@ -498,7 +512,13 @@ class ServedModel(Part, frozen=True):
     fallback_wait_s: float | None = None  # longest wait for it before that; None: however long
     tokenizer: Tokenizer | None = None  # `Asked.token_blocks` are wanted; None: they are not
     tenant_id: int = 0  # of an adapter that is this tenant's alone; 0: of all
-    shard: str = "shard 1"  # role of its owner
+    shard: str = "shard 1"  # role of its owner, without a zone
+
+
+class Room(Record, frozen=True):
+    """What the sender serves in each of its roles: how many more requests of a model it takes there before they wait."""
+
+    roles: dict[str, dict[str, int]]
 
 
 class WeightedTargets(Part, frozen=True):
@@ -565,8 +585,8 @@ OfAllowances = Entered | NotEntered | Load | Spent
 ForFigures = Arrived | Ended | RelayFigures
 ForQueues = Asked | Open | Advanced | Finished | Left | Backlog | PrefixWarmed | RunReport
 FromGateway = ForQueues | ForAllowances | ForFigures
-OfRequest = Held | Queued | Rerouted | FellBack | Waiting | Admission | Placed | Refused | Evict | Lost
-FromDispatcher = OfRequest | ServedModels | Warm | WarmPrefix | OfAllowances
+OfRequest = Held | Queued | Rerouted | Forward | FellBack | Waiting | Admission | Placed | Refused | Evict | Lost
+FromDispatcher = OfRequest | ServedModels | Room | Warm | WarmPrefix | OfAllowances
 FIRST = "shard 1"
 """Role of the owner of the first shard of models, and of what is the whole fleet's."""
 RELAY_BITS = 36

@@ -240,6 +240,15 @@ class Progress(Struct, eq=False, kw_only=True):
         where = {"instance": record.instance, "region": record.region, "ordering": record.ordering}
         self.steps.append(where | {"waited_ms": waited_ms} | to_builtins(record.why))
 
+    def forward(self, record: port.Forward, now_s: float) -> None:
+        """Be asked in another zone from now on."""
+        asked, zones = self.asked, self.asked.zones or ("",)
+        after_ms = round((now_s - asked.arrived_s) * 1000, 3)
+        way = " to ".join(f"zone {zone}" if zone else "no zone" for zone in (zones[-1], record.zone))
+        self.steps.append({"forwarded": way, "after_ms": after_ms})
+        own_region = self.caller_region = self.caller_region or record.own_region
+        self.asked = structs.replace(asked, zones=(*zones, record.zone), own_region=own_region)
+
     def fall_back(self, record: port.FellBack) -> None:
         """Become a request of the fallback of its model: predicted, counted and billed as that."""
         asked = self.asked

@@ -33,6 +33,7 @@ RECORDS = [
     port.Waiting(7, 3, 1.5, None),
     port.Queued(7, "west", 40),
     port.Rerouted(7, "west", 40, came_from="east", pressure=1.25),
+    port.Forward(7, "eu", own_region="east"),
     port.FellBack(7, "n", "west", 40, "wait", "Served by n."),
     port.Backlog("m", ((3600.0, 40),)),
     port.Held(9, "us-east", 120, "Held: use 72%, releases below 60%", own_region="us-east"),
@@ -53,6 +54,7 @@ RECORDS = [
     port.NotEntered(7, 429, "rate_limit_exceeded", "Reached.", 1.5, "insufficient_quota", ((b"x-budget", b"acme"),)),
     port.Load(8, 12),
     port.Spent(((1, None, ""), (None, None, "m"))),
+    port.Room({"shard 1 in eu": {"m": 12}}),
     port.Lost(7),
     port.Evict(7),
     port.ServedModels(

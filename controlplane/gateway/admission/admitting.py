@@ -48,6 +48,7 @@ class Admitter:
     tokens: TokenBlocks
     prefixes: Prefixes
     next_number: Callable[[], int]
+    zones: Callable[[str, str | None], tuple[str, ...]]
     clock: Callable[[], float]
     sessions: Sessions = field(default_factory=Sessions)
 
@@ -111,6 +112,7 @@ class Admitter:
             model_rule=rule,
             api_key_id=grant.key_id,
             surface=call.kind.value,
+            zones=self.zones(base, words.regions.get(region)),
         )
         progress = Progress(
             asked=asked,
