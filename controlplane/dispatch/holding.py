@@ -106,9 +106,9 @@ class HeldRequests(Stage):
 
     def of_unserved(self) -> list[Request]:
         """Return the held requests of models that no deployment serves any longer."""
-        candidates = self.fleet.topology.candidates
-        gone = {name for name, count in self.work.waiting.items() if count and not candidates(name, "").size}
-        return [one for one in self._requests.values() if one.asked.model in gone] if gone else []
+        candidates, kinds = self.fleet.topology.candidates, self.work.kinds()
+        gone = {(model, regions) for model, regions in kinds if not candidates(model, "", within=regions).size}
+        return [one for one in self._requests.values() if (one.asked.model, one.asked.regions) in gone] if gone else []
 
     def requests(self) -> list[Request]:
         """Return the held requests, in order of arrival."""

@@ -97,6 +97,7 @@ class Observation:
                     peak_kv_most=outlook[2],
                     short_instances=self._short(endpoint),
                     requests_at_once=endpoint.spec.max_num_seqs,
+                    by_memory=endpoint.policy.scale_by == "memory",
                 )
                 yield endpoint.index, view
 

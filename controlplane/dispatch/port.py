@@ -108,6 +108,7 @@ class Asked(Record, frozen=True):
     model_rule: str = ""  # that rule: `scheduling.routing.models.ModelRule`
     api_key_id: int = 0
     surface: str = ""  # last part of the path that was called
+    regions: tuple[str, ...] = ()  # within which its tenant has to be served; (): any
 
     @property
     def allowed_s(self) -> float:

@@ -11,6 +11,7 @@ from django.db.models import QuerySet
 from django.utils import timezone
 from msgspec import to_builtins
 
+from controlplane.accounts.models import Tenant
 from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
 from controlplane.fleet.models import Deployment, Instance, Model, SloClass, SloKind, Tier, WeightedTarget
 from controlplane.fleet.selectors import gpus_fitted, region_latencies_ms
@@ -173,6 +174,7 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
             "queue": row.scheduling_policy,
             # A released instance is stopped, and restarts like any other, unless it is donated.
             "start_s": fleet.starts.of(model, gpu).seconds,
+            **({"redeploy_s": seen.seconds} if (seen := fleet.starts.seen.get((model, gpu))) else {}),
             **({"spot": spot} if spot else {}),
             **({"reclaim_s": reclaim_s} if tuned(model).SPOT_DONATE else {}),
             **({"pull_s": pull_s} if (pull_s := fleet.pulls_s.get((model, region), 0.0)) else {}),
@@ -194,6 +196,7 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
         **({"delays": {"local_weights_s": tuned().SPOT_REDEPLOY_S}} if shares_spot else {}),
         "profiles": list(tables["profiles"].values()),
         "fleet": [table for of_place in tables["fleet"].values() for table in of_place],
+        **({"residency": bound} if (bound := residency()) else {}),
         **({"swap_groups": shared.groups} if shared.groups else {}),
         **({"weighted_targets": shares} if (shares := _weighted_targets(tables["models"])) else {}),
         "classes": {
@@ -216,6 +219,12 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
             "share_spot": shares_spot,
         },
     }
+
+
+def residency() -> dict[str, list[str]]:
+    """Return the regions to which tenants are bound, by tenant; of none that may be served anywhere."""
+    tenants = Tenant.objects.filter(regions__isnull=False).distinct().prefetch_related("regions")
+    return {tenant.name: [*tenant.residency] for tenant in tenants}
 
 
 def _weighted_targets(models: Collection[str]) -> dict[str, dict[str, float]]:

@@ -112,6 +112,7 @@ class Admitter:
             model_rule=rule,
             api_key_id=grant.key_id,
             surface=call.kind.value,
+            regions=grant.regions,
         )
         progress = Progress(
             asked=asked,
@@ -122,6 +123,8 @@ class Admitter:
             trace_context=http.trace_context(),
             task=asyncio.current_task(),
         )
+        if grant.regions:
+            progress.steps.append({"within": ", ".join(grant.regions)})
         if rule:
             progress.note_model(f"{name} has weighted targets; this conversation is served by {call.model}.")
         if call.kind.generates:

@@ -108,6 +108,8 @@ class Grant:
     """Whether limits, and budgets by the minute, apply."""
     models: frozenset[str] = frozenset()
     """Names of models that it may ask for; empty: all."""
+    regions: tuple[str, ...] = ()
+    """Within which its requests have to be served; empty: any."""
 
     def may_ask(self, model: str) -> bool:
         return not self.models or model in self.models
@@ -182,7 +184,9 @@ def _load(hashes: Iterable[str], ids: Collection[int] = ()) -> tuple[dict[str, G
     rows = (
         ApiKey.objects.filter(Q(sha256__in=list(hashes)) | Q(pk__in=ids), revoked_at=None, tenant__active=True)
         .select_related("tenant__default_slo_class__degrades_to")
-        .prefetch_related(Prefetch("tenant__slo_classes", SloClass.objects.select_related("degrades_to")))
+        .prefetch_related(
+            Prefetch("tenant__slo_classes", SloClass.objects.select_related("degrades_to")), "tenant__regions"
+        )
     )
     grants = {}
     for row in rows:
@@ -200,6 +204,7 @@ def _load(hashes: Iterable[str], ids: Collection[int] = ()) -> tuple[dict[str, G
             terms={each.slo_class: each for each in (*map(SloTerms.of, tenant.slo_classes.all()), default)},
             expires_at_s=row.expires_at.timestamp() if row.expires_at else None,
             models=frozenset(row.allowed_models),
+            regions=tenant.residency,
         )
     return grants, Words(classes, frozenset(Region.objects.values_list("name", flat=True)))
 
