@@ -130,10 +130,12 @@ class Core:
         return endpoints
 
     def none_serves(self, asked: port.Asked) -> port.Refused:
-        """Return the refusal of *asked*, whose model nothing serves: for good where only other regions than its tenant's do."""
+        """Return the refusal of *asked*, which nothing serves: for good where only regions other than its tenant's do."""
         elsewhere = self.topology.candidates(asked.model, asked.region)
         if elsewhere.size and not self.topology.candidates(asked.model, asked.region, within=asked.regions).size:
-            where = f"{asked.model!r} is served in no region that this tenant's data may be in: {', '.join(asked.regions)}."
+            where = (
+                f"{asked.model!r} is served in no region that this tenant's data may be in: {', '.join(asked.regions)}."
+            )
             return port.Refused(asked.number, 400, "not_served_in_regions", where, retry_after_s=None)
         where = f" in {', '.join(asked.regions)}" if asked.regions else ""
         text = f"No instance of {asked.model!r} is serving or being started{where}."

@@ -20,13 +20,13 @@ from controlplane.fleet.swaps import times
 from controlplane.gateway.models import LedgerRow
 from controlplane.planning.bundles import CUSTOM, presents
 from controlplane.planning.execution import strategies
+from controlplane.planning.forecasts.services import forecaster_name
 from controlplane.planning.models import PolicyMode, ScalingPolicy
 from controlplane.planning.plans import inventory
 from controlplane.planning.plans.capability import BLOCK_TOKENS
 from controlplane.planning.plans.services import plan_settings
 from controlplane.tunable import Tunable
 from controlplane.tuning.selectors import tuned
-from forecasting.workload import unavailable_reason
 from scheduling.applications.prewarming import HERMES
 from scheduling.model_task import Task
 from scheduling.policy import live_policy
@@ -61,8 +61,7 @@ def scaling(fleet: inventory.Fleet, tables: dict[str, Any]) -> dict[str, Any]:
         acts = policy is not None and policy.mode in (PolicyMode.AUTO, PolicyMode.ASK)
         followed = strategy_of(policy) if policy is not None and acts else floor_alone(tuned(endpoint["model"]))
         floor_marks = {"floor_cooldown_s": tuned(endpoint["model"]).SCALE_COOLDOWN_S}
-        chosen = tuned(endpoint["model"]).FORECASTER
-        forecaster = {"forecaster": "" if unavailable_reason(chosen) else chosen}
+        forecaster = {"forecaster": forecaster_name(endpoint["model"])}
         other = {"niw_share": tuned(endpoint["model"]).PLAN_NIW_BUFFER}
         endpoints.append({**endpoint, **followed, **bounds, **floor_marks, **forecaster, **other})
     plans = plan_settings()

@@ -101,6 +101,7 @@ async def test_the_next_decisions_of_a_running_gateway_follow(served):  # noqa: 
     assert (second["policy"], second["ordering"]) == ("least_delay", "ssjf")
 
 
+@pytest.mark.django_db
 def test_every_choice_of_a_part_has_a_sentence():
     for part in parts.PARTS:
         choices = part.choices()

@@ -228,7 +228,7 @@ def _lives(cluster: Cluster) -> LifeArrays:
 
 
 def _redeploy_s(cluster: Cluster, key: EndpointKey) -> float:
-    """Return the seconds to bring up the model of the endpoint *key* on a spot instance of another, as measured if it was."""
+    """Return the seconds to bring up the model of the endpoint *key* on a spot instance of another, measured or usual."""
     own = [spec for spec in cluster.instances if (spec.model, spec.region) == key]
     local_s = next((spec.redeploy_s for spec in own if spec.redeploy_s is not None), cluster.delays.local_weights_s)
     return redeploy_s(local_s, pull_s=max(spec.pull_s or 0.0 for spec in own))

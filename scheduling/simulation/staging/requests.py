@@ -58,7 +58,7 @@ def requests_of(
 
 
 def _origins(scenario: Scenario, cluster: Cluster, workload: Workload) -> NDArray[np.int16]:
-    """Return `Requests.region`: origins of callers, within the regions to which their tenant is bound (`Cluster.origins`)."""
+    """Return `Requests.region`: the callers' regions, within those to which tenants are bound (`Cluster.origins`)."""
     region = _codes(workload.region, cluster.regions)
     if not cluster.residency:
         return region

@@ -235,7 +235,11 @@ def test_each_request_leaves_once_and_in_the_order_of_a_plain_list(data):
         )
         releases = work.pull([one], now_s)
         fitting = sorted(
-            (each for each in plain.values() if each.model == one.model and (not each.regions or one.region in each.regions)),
+            (
+                each
+                for each in plain.values()
+                if each.model == one.model and one.region in (each.regions or [one.region])
+            ),
             key=lambda each: (
                 each.opportunistic,
                 each.arrived_s if by == USE or each.opportunistic else each.start_by_s,
