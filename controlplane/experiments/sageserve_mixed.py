@@ -285,9 +285,12 @@ def show(console: Console, result: experiment.Result) -> None:
         by_model += experiment.columns(shown["by_model"], model=name)
     for part, table_of in PARTS.items():
         if part in result:
-            base, title = result[part][0], table_of["title"]
+            base, title = (
+                next((row for row in result[part] if row["strategy"] == REACTIVE), result[part][0]),
+                table_of["title"],
+            )
             rows = [row | {"changes": _changes(row, base, names[0])} for row in result[part]]
-            more = shown["against_reactive"] if part != "pools" else []
+            more = [*(shown["against_reactive"] if part != "pools" else []), *shown.get(part, [])]
             console.print(table(title, experiment.columns([*shown["strategies"], *more], busiest=names[0]), rows))
             console.print(table(f"{title}: interactive p95 and KV use by model", by_model, rows))
     for part, errors in result.get("forecast_error", {}).items():
@@ -309,7 +312,7 @@ def compare(result: experiment.Result) -> list[experiment.Comparison]:
     """Return donated hours and the largest change of a model's TTFT, one pool against silos; and where plans were followed,
     the hours of the busiest model and the waste of scaling against the reactive heuristic.
     """
-    compared, planned = [], {row["strategy"]: row for row in result.get("plans", [])}
+    compared = []
     if "pools" in result or not any(part in result for part in PARTS):
         rows = {row["strategy"]: row for row in result.get("pools", [])}
         siloed, unified = rows.get(SILOED), rows.get(UNIFIED)
@@ -332,15 +335,13 @@ def compare(result: experiment.Result) -> list[experiment.Comparison]:
             ),
             experiment.Comparison(about, "4", reported["ttft_change"], most),
         ]
-    for name, strategy in PAPERS.items() if planned else ():
-        for measure, figure in sageserve.PAPER.get(strategy, {}).items():
-            base, own = (_of_paper(measure, planned[each], result["models"][0]) for each in (REACTIVE, name))
-            section = sageserve.SECTIONS[measure][1]
-            compared.append(
-                experiment.Comparison(
-                    f"{name}: {measure.replace('_', ' ')}", section, figure, experiment.change(own, base)
-                )
-            )
+    for part, of in (("plans", ""), ("memory", ", by memory")):
+        planned = {row["strategy"]: row for row in result.get(part, [])}
+        for name, strategy in PAPERS.items() if planned else ():
+            for measure, figure in sageserve.PAPER.get(strategy, {}).items():
+                base, own = (_of_paper(measure, planned[each], result["models"][0]) for each in (REACTIVE, name))
+                section, what = sageserve.SECTIONS[measure][1], f"{name}{of}: {measure.replace('_', ' ')}"
+                compared.append(experiment.Comparison(what, section, figure, experiment.change(own, base)))
     return compared
 
 
