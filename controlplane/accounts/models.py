@@ -121,7 +121,8 @@ class Tenant(models.Model):
 @receiver(models.signals.pre_delete, sender="fleet.Region")
 def _keep_residency(instance: models.Model, **_: object) -> None:
     """Refuse to delete a region to which a tenant is bound: that may leave it bound to none, so served anywhere."""
-    if bound := set(Tenant.objects.filter(regions=instance.pk)):
+    bound: set[models.Model] = set(Tenant.objects.filter(regions=instance.pk))
+    if bound:
         raise models.ProtectedError("Tenants are bound to the region.", bound)
 
 

@@ -167,7 +167,8 @@ def choose_forecasters(known: demand.DemandSeries, requested_work_waits: Callabl
     for model in {model for model, _ in demand.endpoints() if not tuned(model).FORECASTER}:
         if requested_work_waits():
             return
-        tokens = sum(known.of(each, of) for each in demand.endpoints() if each[0] == model for of in Quantity)
+        own = [known.of(each, of) for each in demand.endpoints() if each[0] == model for of in Quantity]
+        tokens = np.asarray(np.sum(own, axis=0), np.float64)
         series = Series(known.start.timestamp(), float(known.window_s), tokens, model)
         windows = int(np.count_nonzero(series.known))
         before = chosen.get(model, {"windows": 0, "at_s": 0.0})
