@@ -137,7 +137,8 @@ def _kv_use_max(run: Simulated) -> float:
     """Return the highest use of the KV memory of any endpoint's ready instances at any sample."""
     series = run.result.series
     assert series is not None
-    return float((series["kv_tokens"] / np.maximum(1, series["kv_capacity_tokens"])).max())
+    tokens, capacity = series["kv_tokens"], series["kv_capacity_tokens"]
+    return float(np.divide(tokens, capacity, where=capacity > 0, out=np.zeros(tokens.shape)).max())
 
 
 def _by_model_of(run: Simulated) -> dict[str, NDArray[np.bool_]]:

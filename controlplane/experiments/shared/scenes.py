@@ -266,10 +266,10 @@ def mixed(scale: float = 1.0) -> Scene:
 
 def published(scale: float = 1.0) -> Scene:
     """The same day with the KV memory and the sequences of the published simulator, by which use is memory as in the paper;
-    and with six instances a model and region, fewer than the busiest model needs, so that models take each other's.
+    and with four instances a model and region, fewer than the busiest model needs, so that models take each other's.
     """
     models = [replace(model, **DATA["published"]["models"][model.name]) for model in SAGESERVE_MODELS]
-    return replace(mixed(scale), models=models, instances=6, silo=2, scale_by="memory")
+    return replace(mixed(scale), models=models, instances=4, ready=2, silo=2, scale_by="memory")
 
 
 def two_models(scale: float = 1.0) -> Scene:
