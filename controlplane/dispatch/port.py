@@ -433,7 +433,7 @@ class Refused(Record, frozen=True):
     """The request will not be served."""
 
     number: int
-    status: int  # of HTTP: 404, 409, 422, 429, 500, 502, 503, 504
+    status: int  # of HTTP: 400, 404, 409, 422, 429, 500, 502, 503, 504
     code: str
     message: str
     retry_after_s: float | None  # None: a retry makes no sense
