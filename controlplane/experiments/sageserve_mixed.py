@@ -2,7 +2,7 @@
 
 Five parts: `pools` compares silos with one pool under each release rule of the queue manager, scaled by the reactive
 heuristic on every arrival; `plans` compares the reactive heuristic and LT-I, LT-U and LT-UA, followed without reserve and
-floor, with ours, `memory` likewise and with silos, by memory with the published numbers, on fleets whose models take each
+floor, with ours, `memory` likewise, by memory with the published numbers, on fleets whose models take each
 other's instances, `bursts` with two bursts of eight times the load, `week` over seven days.
 """
 
@@ -62,17 +62,15 @@ def pools(scene: Scene, drawn: Workload, seed: int) -> Iterator[experiment.Case]
 
 def plans(paper: Setting, ours: Setting, sample_s: float) -> Iterator[experiment.Case]:
     """Yield the paper's strategies in its own form, and ours; reactive is the paper's heuristic on every arrival."""
-    silos = {SILOED: "siloed"} if paper.scene.scale_by == "memory" else {}
-    for name, strategy in {**silos, **PAPERS, OURS: "pilothouse"}.items():
+    for name, strategy in (*PAPERS.items(), (OURS, "pilothouse")):
         made, faithful = (ours, False) if name == OURS else (paper, True)
-        scene, chosen, siloed = made.scene, make_strategy(strategy), name == SILOED
+        scene, chosen = made.scene, make_strategy(strategy)
         scaling = {
             "strategy": strategy, "min_instances": scene.min_instances, "max_instances": scene.max_instances,
-            "floor": not faithful, "per_arrival": not chosen.uses_advice,
+            "floor": not faithful, "per_arrival": name == REACTIVE,
         }  # fmt: skip
-        release = DATA["pools"][SILOED] if siloed else USE if faithful else SLACK
-        scenario = scene.scenario(siloed, release=release, scaling=scaling, sample_s=sample_s)
-        requests = scene.requests(made.workload, made.seed, siloed)
+        scenario = scene.scenario(release=USE if faithful else SLACK, scaling=scaling, sample_s=sample_s)
+        requests = scene.requests(made.workload, made.seed)
         hooks: dict[str, Any] = {"until_s": made.until_s, "seed": made.seed}
         if chosen.uses_advice:
             beta = BETA if faithful else 0.0
@@ -286,10 +284,7 @@ def show(console: Console, result: experiment.Result) -> None:
         by_model += experiment.columns(shown["by_model"], model=name)
     for part, table_of in PARTS.items():
         if part in result:
-            base, title = (
-                next((row for row in result[part] if row["strategy"] == REACTIVE), result[part][0]),
-                table_of["title"],
-            )
+            base, title = result[part][0], table_of["title"]
             rows = [row | {"changes": _changes(row, base, names[0])} for row in result[part]]
             more = [*(shown["against_reactive"] if part != "pools" else []), *shown.get(part, [])]
             console.print(table(title, experiment.columns([*shown["strategies"], *more], busiest=names[0]), rows))

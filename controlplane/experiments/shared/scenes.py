@@ -269,7 +269,7 @@ def published(scale: float = 1.0) -> Scene:
     and with four instances a model and region, fewer than the busiest model needs, so that models take each other's.
     """
     models = [replace(model, **DATA["published"]["models"][model.name]) for model in SAGESERVE_MODELS]
-    return replace(mixed(scale), models=models, instances=4, ready=2, silo=2, scale_by="memory")
+    return replace(mixed(scale), models=models, instances=4, ready=2, scale_by="memory")
 
 
 def two_models(scale: float = 1.0) -> Scene:
