@@ -1,8 +1,8 @@
 """Records between the HTTP side and the decision side, all serializable.
 
-The gateway sends `Asked`, `Open`, `Advanced`, `Prefix`, `Finished`, `Left`, `Backlog` and `RunReport`, and for figures
+The gateway sends `Asked`, `Open`, `Advanced`, `Finished`, `Left`, `Backlog` and `RunReport`, and for figures
 `Arrived`, `Ended` and `RelayFigures`; the dispatcher answers with `Held`, `Queued`, `Rerouted`, `Waiting`, `Admission`,
-`Placed`, `PrefixWanted`, `Refused`, `Evict` and `Lost`, says with `FellBack` that the fallback of its model serves it,
+`Placed`, `Refused`, `Evict` and `Lost`, says with `FellBack` that the fallback of its model serves it,
 asks for adapters with `Warm` and for system prompts with `WarmPrefix`, which `PrefixWarmed` answers, and lists the
 available models in `ServedModels`. Of limits and budgets, which the first dispatcher counts for all, the gateway sends
 `Enter`, `Leave` and `LoadWanted`, and is answered with `Entered`, `NotEntered`, `Load` and `Spent`. A request is
@@ -131,14 +131,6 @@ class Advanced(Record, frozen=True):
     """(number, output tokens so far) of streams with new tokens."""
     headers: tuple[tuple[int, float], ...] = ()
     """(number, seconds from its placement to the headers of its answer)."""
-
-
-class Prefix(Record, frozen=True):
-    """Prefix hashes of a request whose `Asked` had none."""
-
-    number: int
-    hashes: tuple[int, ...]  # of its leading blocks
-    block_tokens: int
 
 
 class Finished(Record, frozen=True):
@@ -423,12 +415,6 @@ class WarmPrefix(Record, frozen=True):
     prefix: int  # hash of its last whole block
 
 
-class PrefixWanted(Record, frozen=True):
-    """The router needs the prefix of a waiting request: `Prefix` is the answer."""
-
-    number: int
-
-
 class Refused(Record, frozen=True):
     """The request will not be served."""
 
@@ -506,7 +492,7 @@ class ServedModel(Part, frozen=True):
     context_tokens: int
     created_at: int
     has_endpoint: bool  # it is or was served somewhere
-    by_prefix: bool  # some router considers the start of prompts: `Asked.prefix_hashes` is wanted
+    by_prefix: bool  # some router considers the start of prompts, and system prompts may be warmed
     task: str = "generate"  # `scheduling.model_task.Task`
     base: str = ""  # of a LoRA adapter: the model that it adapts
     fallback: str = ""  # model that serves its requests where it does not; "" for none
@@ -578,9 +564,9 @@ class Bye(Record, frozen=True):
 ForAllowances = Enter | Leave | LoadWanted
 OfAllowances = Entered | NotEntered | Load | Spent
 ForFigures = Arrived | Ended | RelayFigures
-ForQueues = Asked | Open | Advanced | Prefix | Finished | Left | Backlog | PrefixWarmed | RunReport
+ForQueues = Asked | Open | Advanced | Finished | Left | Backlog | PrefixWarmed | RunReport
 FromGateway = ForQueues | ForAllowances | ForFigures
-OfRequest = Held | Queued | Rerouted | FellBack | Waiting | Admission | Placed | PrefixWanted | Refused | Evict | Lost
+OfRequest = Held | Queued | Rerouted | FellBack | Waiting | Admission | Placed | Refused | Evict | Lost
 FromDispatcher = OfRequest | ServedModels | Warm | WarmPrefix | OfAllowances
 FIRST = "shard 1"
 """Role of the owner of the first shard of models, and of what is the whole fleet's."""

@@ -26,9 +26,7 @@ HELLO_S: Final = 0.5
 """Period of asking an owner that has not answered."""
 MAX_KEPT: Final = 20_000
 """Records that are kept for the next owner."""
-OF_OPEN = (
-    port.Asked | port.Open | port.Advanced | port.Prefix | port.Finished | port.Left | port.Enter | port.LoadWanted
-)
+OF_OPEN = port.Asked | port.Open | port.Advanced | port.Finished | port.Left | port.Enter | port.LoadWanted
 """Records that say something of open requests, which are registered with the next owner anyway."""
 NOT_KEPT = OF_OPEN | port.RelayFigures
 TO_ALL = port.PrefixWarmed, port.RunReport
@@ -218,8 +216,6 @@ class Dispatchers:
                 role = self._roles.get(record.number, FIRST)
                 if self._roles and not (isinstance(record, port.Left) and record.again):
                     self._roles.pop(record.number, None)
-            case port.Prefix():
-                role = self._roles.get(record.number, FIRST)
             case port.Backlog():
                 role = self._shards.get(record.model, FIRST)
             case port.PrefixWarmed() | port.RunReport():

@@ -22,6 +22,7 @@ from controlplane.gateway.upstream.connections import Connection
 from controlplane.gateway.upstream.continuation import Kept
 from controlplane.lengths.length_service import Prediction
 from scheduling.routing.models import ModelRule
+from scheduling.simulation.workload import prefix_groups
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -84,7 +85,6 @@ class Progress(Struct, eq=False, kw_only=True):
     terms: SloTerms
     call: Call
     length: Prediction | None = None
-    session: str = ""  # "" for none
     trace_context: tuple[tuple[str, str], ...] = ()  # headers for the instance
     span: Span | None = None  # None: it is not traced
     budget_warnings: tuple[str, ...] = ()  # budgets above their soft limit
@@ -200,6 +200,10 @@ class Progress(Struct, eq=False, kw_only=True):
         arrived_s = self.asked.arrived_s
         ran = [(name, *(round((at_s - arrived_s) * 1000, 3) for at_s in span)) for name, *span in self.worked]
         return orjson.dumps(ran).decode()
+
+    @property
+    def prefix_groups(self) -> str:
+        return prefix_groups.as_text(self.asked.prefix_hashes, self.asked.block_tokens)
 
     @property
     def trace(self) -> str:

@@ -14,7 +14,6 @@ from controlplane.dispatch import port
 from controlplane.gateway.errors import ApiError
 from controlplane.gateway.progress import Interrupt, Progress, RequestState
 from controlplane.gateway.serving.http import Responder
-from controlplane.gateway.serving.prefixes import leading_hashes
 from controlplane.gateway.upstream.answers import InstanceLost, Usage
 
 AT_INSTANCE = (RequestState.PLACED, RequestState.STREAMING)
@@ -208,9 +207,6 @@ class OpenRequests:
                 progress.estimated_wait_p99_s = record.estimated_wait_p99_s
             case port.Admission():
                 progress.degrade(record)
-            case port.PrefixWanted():
-                hashes, block_tokens, _ = leading_hashes(progress.call, progress.asked.prompt_tokens, progress.session)
-                self.send(port.Prefix(record.number, tuple(hashes), block_tokens))
             case port.Refused():
                 progress.region = record.region or progress.region
                 progress.caller_region = record.own_region or progress.caller_region
