@@ -110,7 +110,8 @@ class Forecasts(Group):
     """Forecasts of demand"""
 
     FORECASTER: Annotated[str, PER_MODEL] = ""
-    """Demand forecaster, a name in `forecasting.workload`; by default `blend`."""
+    """Demand forecaster, a name in `forecasting.workload`; by default the one of the least error in backtests on the model's
+    own demand, of those that are quick to fit, and `blend` until there is enough of it."""
     FORECAST_WINDOW_S: WholeMinutes = 600
     """Length of one forecast window; a whole number of minutes."""
     FORECAST_WINDOWS: PositiveCount = 6

@@ -32,6 +32,9 @@ class Bundle:
     niw_share: float = 1.0
     """Of deferred work, which plans have room for (SageServe's beta is a tenth)."""
 
+    donates: bool = False
+    """Whether instances that scaling removes are lent out as spot."""
+
     def __post_init__(self) -> None:
         usual = {name: getattr(EndpointPolicy(), name) for name in SAID}
         object.__setattr__(self, "policy", usual | self.policy)
@@ -44,22 +47,25 @@ BUNDLES: Final = {
         Bundle(
             name="sageserve-lt-ua",
             title="SageServe LT-UA",
-            about=f"Requests go {SAGESERVE}; instances follow hourly plans by ARIMA, towards them by use and by the gap.",
+            about=f"Requests go {SAGESERVE}; instances follow hourly plans by ARIMA, towards them by use and by the gap, "
+            "to and from the spot pool.",
             policy={"routing": "join_shortest_queue", "ordering": "priority"},
             strategy="lt_ua",
             forecaster="arima",
             release=USE,
             niw_share=0.1,
+            donates=True,
         ),
         Bundle(
             name="sageserve-reactive",
             title="SageServe reactive",
-            about=f"Requests go {SAGESERVE}; an instance comes above 70% use and goes below 30%, whatever is forecast.",
+            about=f"Requests go {SAGESERVE}; an instance comes from spot above 70% use and goes there below 30%.",
             policy={"routing": "join_shortest_queue", "ordering": "priority"},
             strategy="reactive",
             forecaster="blend",
             release=USE,
             niw_share=0.1,
+            donates=True,
         ),
         Bundle(
             name="preserve",

@@ -49,6 +49,12 @@ GROUP_ORDERS: Final = {
     "hermes": "Lowest Gittins rank of the application run first (Hermes)",
 }
 """In the order of the codes in `scheduling.queueing.groups`."""
+SCALE_BY: Final = {
+    "pressure": "Memory, sequences, compute and queue: whichever is fullest",
+    "memory": "Effective memory (SageServe)",
+}
+"""In the order of the codes in kernels."""
+MEMORY: Final = list(SCALE_BY).index("memory")
 RUN_DEMANDS: Final = {
     "table": "Recorded runs, by unit and how often it ran before",
     "learned": "Recorded runs that look alike, weighed by what they have earned",
@@ -185,6 +191,15 @@ class EndpointPolicy(Policy, frozen=True, kw_only=True):
             help="Use of a region above which its requests may be given to another (SageServe's threshold); 1 is full.",
         ),
     ] = 0.7
+    scale_by: Annotated[
+        str,
+        Knob(
+            choices=SCALE_BY,
+            setting="SCALE_BY",
+            help="Utilisation by which `reactive`, `lt_u` and `lt_ua` scale: `pressure`, the fullest of memory, sequences, "
+            "compute and queue, or `memory`, the use of the memory that weights leave (SageServe, section 6.2).",
+        ),
+    ] = "pressure"
     follow_kv_events: Annotated[
         bool,
         Knob(

@@ -9,6 +9,7 @@ from django.contrib.auth.models import AbstractUser
 from django.core.exceptions import ValidationError
 from django.core.validators import MinValueValidator
 from django.db import models
+from django.dispatch import receiver
 from django.utils import timezone
 
 KEY_PREFIX = "ph_"
@@ -81,6 +82,12 @@ class Tenant(models.Model):
         blank=True,
         help_text="Of its days and months in usage and budgets, such as Asia/Tokyo; empty: PILOTHOUSE_TIME_ZONE.",
     )
+    regions = models.ManyToManyField(
+        "fleet.Region",
+        related_name="tenants",
+        blank=True,
+        help_text="Data residency: the only regions in which its requests are served, held and warmed; none: any.",
+    )
     keep_prompts = models.BooleanField(
         default=False,
         help_text="Keep the text of a share of its prompts for a while, so that length models may learn from it.",
@@ -101,9 +108,22 @@ class Tenant(models.Model):
             )
 
     @property
+    def residency(self) -> tuple[str, ...]:
+        """The names of its regions, in order; empty: any."""
+        return tuple(sorted(region.name for region in self.regions.all()))
+
+    @property
     def zone(self) -> ZoneInfo:
         """The time zone of its days and months."""
         return ZoneInfo(self.time_zone or settings.TIME_ZONE)
+
+
+@receiver(models.signals.pre_delete, sender="fleet.Region")
+def _keep_residency(instance: models.Model, **_: object) -> None:
+    """Refuse to delete a region to which a tenant is bound: that may leave it bound to none, so served anywhere."""
+    bound: set[models.Model] = set(Tenant.objects.filter(regions=instance.pk))
+    if bound:
+        raise models.ProtectedError("Tenants are bound to the region.", bound)
 
 
 class Membership(models.Model):

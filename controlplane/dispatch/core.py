@@ -19,7 +19,7 @@ from controlplane.dispatch import port
 from controlplane.dispatch.live_fleet.health import Breaker
 from controlplane.dispatch.live_fleet.request_table import LiveRequests
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request, Topology
-from controlplane.dispatch.placement import Placement, none_serves
+from controlplane.dispatch.placement import Placement
 from controlplane.dispatch.prompt_blocks import PromptBlocks
 from controlplane.dispatch.stages import HOOKS, MAX_ATTEMPTS, Arrival, Retry, Stage
 from controlplane.dispatch.token_accounts import TokenAccounts
@@ -37,7 +37,7 @@ class Core:
         self.topology, self.clock, self.deliver = topology, clock, deliver
         self.requests: dict[int, Request] = {}
         """Open requests by number."""
-        self.elsewhere: Callable[[str, tuple[str, ...], bool], str | None] = lambda *asked: None
+        self.elsewhere: Callable[[str, tuple[str, ...], bool, tuple[str, ...]], str | None] = lambda *asked: None
         """Returns another zone for a request of a model that came to these, only one with room or any: `Dispatchers`."""
         self.table = LiveRequests()
         self.queue = WaitingQueue(topology, clock)
@@ -63,7 +63,7 @@ class Core:
         Refused with 503 if nothing serves its model or soon will, with 429 if the queue is full.
         """
         asked = self.topology.within(asked)
-        preferred = self.topology.candidates(asked.model, asked.region)
+        preferred = self.topology.candidates(asked.model, asked.region, within=asked.regions)
         own = self.topology.endpoints[int(preferred[0])] if preferred.size else None
         own_region = asked.own_region or (own.spec.region if own is not None else "")
         arrival = Arrival(asked, own, self.placement.choose_endpoint(self.candidates(asked)), again=again)
@@ -75,7 +75,7 @@ class Core:
         refusal = self._refusal(arrival)
         asked, endpoint = arrival.asked, arrival.endpoint
         if refusal is not None or endpoint is None:
-            self.deliver(replace(refusal or none_serves(asked), own_region=own_region))
+            self.deliver(replace(refusal or self.none_serves(asked), own_region=own_region))
             return
         adapter = self.topology.adapter_number(asked.adapter)
         request = Request(asked, self.possible(asked), endpoint, own_region=own_region, adapter=adapter, again=again)
@@ -96,7 +96,7 @@ class Core:
         endpoint = self.placement.choose_endpoint(self.candidates(asked)) if replica is None else replica.endpoint
         if endpoint is None:
             zone = self.better_zone(asked, None)
-            self.deliver(none_serves(asked) if zone is None else port.Forward(asked.number, zone))
+            self.deliver(self.none_serves(asked) if zone is None else port.Forward(asked.number, zone))
             return
         request = Request(asked, self.possible(asked), endpoint, adapter=self.topology.adapter_number(asked.adapter))
         request.again, request.attempts, request.evictions = True, opened.attempts, opened.evictions
@@ -133,10 +133,22 @@ class Core:
 
     def candidates(self, asked: port.Asked) -> NDArray[np.int32]:
         """Return the endpoints that may serve *asked*, in order of preference."""
-        endpoints = self.topology.candidates(asked.model, asked.region, asked.opportunistic)
+        endpoints = self.topology.candidates(asked.model, asked.region, asked.opportunistic, asked.regions)
         for candidates in self.hooks["candidates"]:
             endpoints = candidates(asked, endpoints)
         return endpoints
+
+    def none_serves(self, asked: port.Asked) -> port.Refused:
+        """Return the refusal of *asked*, which nothing serves: for good where only regions other than its tenant's do."""
+        others = () if self.topology.zones else self.topology.candidates(asked.model, asked.region)
+        if len(others) and not self.topology.candidates(asked.model, asked.region, within=asked.regions).size:
+            where = (
+                f"{asked.model!r} is served in no region that this tenant's data may be in: {', '.join(asked.regions)}."
+            )
+            return port.Refused(asked.number, 400, "not_served_in_regions", where, retry_after_s=None)
+        where = f" in {', '.join(asked.regions)}" if asked.regions else ""
+        text = f"No instance of {asked.model!r} is serving or being started{where}."
+        return port.Refused(asked.number, 503, "model_unavailable", text, retry_after_s=15)
 
     def _full(self, asked: port.Asked, endpoint: Endpoint) -> port.Refused | None:
         """Return the refusal of *asked* where the queue of *endpoint* is full."""
@@ -226,7 +238,7 @@ class Core:
             endpoint = self.placement.choose_endpoint(self.candidates(asked))
             if endpoint is None:
                 if not self.forward(request):
-                    self.drop(request, none_serves(asked))
+                    self.drop(request, self.none_serves(asked))
                 return
             self.enqueue(request, endpoint)
         if request.slot >= 0:  # no other instance has room
@@ -327,8 +339,10 @@ class Core:
         if not self.topology.zones:
             return None
         if endpoint is None or self.topology.is_dark(endpoint.region):
-            return self.elsewhere(asked.model, asked.zones, False)
-        return None if self.placement.slack(endpoint) > 0 else self.elsewhere(asked.model, asked.zones, True)
+            return self.elsewhere(asked.model, asked.zones, False, asked.regions)
+        if self.placement.slack(endpoint) > 0:
+            return None
+        return self.elsewhere(asked.model, asked.zones, True, asked.regions)
 
     def forward(self, request: Request) -> bool:
         """Forward *request*, which no instance has, to a zone that serves it better; return whether there is one."""

@@ -45,7 +45,8 @@ terms_of = attrgetter(*port.TERMS)
 
 def fallback_terms(asked: Asked) -> FallbackTerms:
     """Return the terms of the fallback of *asked*, which has one."""
-    return FallbackTerms(asked.model, asked.fallback, asked.fallback_wait_s, asked.region, asked.opportunistic)
+    origin = asked.region, asked.regions
+    return FallbackTerms(asked.model, asked.fallback, asked.fallback_wait_s, origin, asked.opportunistic)
 
 
 class LiveFleet:
@@ -104,9 +105,13 @@ class LiveFleet:
     def row_at(self, slot: int) -> int:
         return self.waiting_queue.at(slot).row
 
-    def preferred(self, model: str, region: str) -> int:
-        candidates = self.topology.candidates(model, region)
+    def preferred(self, model: str, region: str, within: tuple[str, ...] = ()) -> int:
+        candidates = self.topology.candidates(model, region, within=within)
         return int(candidates[0]) if candidates.size else -1
+
+    def origin(self, row: int) -> tuple[str, tuple[str, ...]]:
+        asked = self.request(row).asked
+        return asked.region, asked.regions
 
     def serves(self, endpoint: int) -> bool:
         return self.topology.serves(self.topology.endpoints[endpoint])
@@ -209,8 +214,9 @@ class LiveFleet:
             return None
         return max(RETURNS_S, one.health.until_s - self.now_s), NOT_KNOWN
 
-    def serving(self, model: str, region: str, opportunistic: bool = False) -> int:
-        endpoint = self.placement.serving(self.topology.candidates(model, region, opportunistic))
+    def serving(self, model: str, origin: tuple[str, tuple[str, ...]], opportunistic: bool = False) -> int:
+        region, within = origin
+        endpoint = self.placement.serving(self.topology.candidates(model, region, opportunistic, within))
         return -1 if endpoint is None else endpoint.index
 
     def fallback_of(self, row: int) -> FallbackTerms | None:

@@ -107,9 +107,14 @@ class HeldRequests(Stage):
     def of_unserved(self) -> list[Request]:
         """Return the held requests of models that no deployment serves any longer."""
         topology = self.fleet.topology
-        served = {one.model for one in topology.own_endpoints if topology.serves(one)}
-        gone = {name for name, count in self.work.waiting.items() if count and name not in served}
-        return [one for one in self._requests.values() if one.asked.model in gone] if gone else []
+        served = {(one.model, one.region) for one in topology.own_endpoints if topology.serves(one)}
+        models, kinds = {model for model, _ in served}, self.work.kinds()
+        gone = {
+            (model, regions)
+            for model, regions in kinds
+            if not (any((model, each) in served for each in regions) if regions else model in models)
+        }
+        return [one for one in self._requests.values() if (one.asked.model, one.asked.regions) in gone] if gone else []
 
     def requests(self) -> list[Request]:
         """Return the held requests, in order of arrival."""

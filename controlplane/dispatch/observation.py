@@ -101,6 +101,7 @@ class Observation:
                     peak_kv_sum=outlook[1],
                     peak_kv_most=outlook[2],
                     short_instances=self._short(endpoint),
+                    by_memory=spec.policy.scale_by == "memory",
                     requests_at_once=spec.max_num_seqs,
                 )
                 yield endpoint.index, view

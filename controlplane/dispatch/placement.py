@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from controlplane.dispatch import kernels
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request, Topology
-from controlplane.dispatch.port import ESTIMATE, KV_EVENTS, Asked, Deliver, Placed, Pulled, Reasons, Refused, RunRank
+from controlplane.dispatch.port import ESTIMATE, KV_EVENTS, Deliver, Placed, Pulled, Reasons, RunRank
 from controlplane.dispatch.prompt_blocks import PromptBlocks
 from controlplane.dispatch.token_accounts import TokenAccounts
 from controlplane.dispatch.waiting_queue import WaitingQueue
@@ -205,16 +205,6 @@ class Placement:
 
 CANDIDATES = 8  # shown in a trace
 PREFILL_S = uncompiled(prefill_s)
-
-
-def none_serves(asked: Asked) -> Refused:
-    return Refused(
-        asked.number,
-        503,
-        "model_unavailable",
-        f"No instance of {asked.model!r} is serving or being started.",
-        retry_after_s=15,
-    )
 
 
 def _rank_of(request: Request) -> RunRank | None:

@@ -108,6 +108,7 @@ class Asked(Record, frozen=True):
     model_rule: str = ""  # that rule: `scheduling.routing.models.ModelRule`
     api_key_id: int = 0
     surface: str = ""  # last part of the path that was called
+    regions: tuple[str, ...] = ()  # within which its tenant has to be served; (): any
     zones: tuple[str, ...] = ()  # that it has come to, where there are any: the last has it
     own_region: str = ""  # where it counts as demand, in an earlier zone
 
@@ -432,7 +433,7 @@ class Refused(Record, frozen=True):
     """The request will not be served."""
 
     number: int
-    status: int  # of HTTP: 404, 409, 422, 429, 500, 502, 503, 504
+    status: int  # of HTTP: 400, 404, 409, 422, 429, 500, 502, 503, 504
     code: str
     message: str
     retry_after_s: float | None  # None: a retry makes no sense

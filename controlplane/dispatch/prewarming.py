@@ -43,7 +43,8 @@ class LivePrewarming(Stage):
         if (name := system_prompt(asked)) is None:
             return
         adapter = self.fleet.topology.adapter_number(asked.adapter)
-        prompt = Prompt(asked.prefix_hashes[: asked.system_blocks], asked.block_tokens, asked.model, adapter)
+        blocks = asked.prefix_hashes[: asked.system_blocks]
+        prompt = Prompt(blocks, asked.block_tokens, asked.model, adapter, asked.regions)
         unit = ((asked.tenant_id, asked.application), asked.unit) if asked.application and asked.unit else None
         self.control.prompts.record(name, prompt, unit)
 

@@ -109,7 +109,7 @@ class ApplicationRuns(Stage):
         due_in_s = asked.run_due_s if asked.run_due_s is not None else asked.end_s
         if (application, asked.run) in self._opened:
             due_in_s = self._due_in_s(application, asked.run, self.fleet.now_s)
-        at = self.fleet.preferred(asked.model, asked.region)
+        at = self.fleet.preferred(asked.model, asked.region, asked.regions)
         endpoint = self.fleet.endpoints[at] if at >= 0 else request.endpoint
         call = RunCall(
             request.row,

@@ -31,7 +31,7 @@ class Spot(Stage):
         What is not opportunistic has to be evictable: it was promised an answer.
         """
         topology, may_go = self.core.topology, asked.opportunistic or asked.evictable
-        donated = topology.lent(asked.model, asked.region) if may_go else NONE_DONATED
+        donated = topology.lent(asked.model, asked.region, asked.regions) if may_go else NONE_DONATED
         if not donated.size:
             return None
         index = first_with_room(topology.fleet, topology.arrays, donated, self.queue.arrays.size)

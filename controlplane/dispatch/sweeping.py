@@ -10,13 +10,15 @@ from controlplane.dispatch.core import Core
 from controlplane.dispatch.fallbacks import ModelFallbacks
 from controlplane.dispatch.holding import HeldRequests
 from controlplane.dispatch.live_fleet.topology import Endpoint, Request
-from controlplane.dispatch.placement import Placement, none_serves
+from controlplane.dispatch.placement import Placement
 from controlplane.dispatch.stages import Stage
 from controlplane.dispatch.waiting_queue import WaitingQueue
 from controlplane.dispatch.waits import WaitEstimates
 from scheduling.queueing.ordering import FAIR, ORDERINGS, hold_s
 from scheduling.routing.regions import SWEEP_S, better_home, pressure
 
+Kind = tuple[bool, tuple[str, ...]]
+"""Whether requests are opportunistic, and the regions to which they are bound: where they may go."""
 RETRY_S = 30.0
 """`Retry-After` of a request that was held too long, where its wait is not known."""
 
@@ -77,9 +79,9 @@ class Sweeping(Stage):
         asked, core = request.asked, self.core
         if request.replica is not None or not core.is_open(request):
             return
-        if request.slot < 0 and not core.topology.candidates(asked.model, asked.region).size:
+        if request.slot < 0 and not core.topology.candidates(asked.model, asked.region, within=asked.regions).size:
             if not core.forward(request):
-                core.drop(request, none_serves(asked))
+                core.drop(request, core.none_serves(asked))
         elif request.adapter >= 0 and not request.has_begun and not core.topology.serves_adapters(request.endpoint):
             core.drop(request, no_adapters(asked))
         elif request.slot < 0 or not self.fallbacks.control.serve_late(request.row):
@@ -99,34 +101,35 @@ class Sweeping(Stage):
 
     def rehome(self, endpoint: Endpoint) -> None:
         """Move requests that wait for *endpoint* to a better one, as long as there is one."""
-        kept, now_s = set[bool](), self.core.clock()  # whether requests of a kind stay
+        kept, now_s = set[Kind](), self.core.clock()  # kinds whose requests stay
         while self._moves(endpoint, now_s, kept):
             pass
 
-    def _moves(self, endpoint: Endpoint, now_s: float, kept: set[bool]) -> bool:
+    def _moves(self, endpoint: Endpoint, now_s: float, kept: set[Kind]) -> bool:
         """Do so with the order as it is; return whether a move has changed it."""
         core, topology, queue = self.core, self.core.topology, self.queue
         spill_above = endpoint.spec.policy.region_threshold
         fair = ORDERINGS[endpoint.spec.policy.ordering] in FAIR
         for request in queue.still_waiting(endpoint):
-            opportunistic = request.asked.opportunistic
-            if opportunistic in kept:
+            kind = request.asked.opportunistic, request.asked.regions
+            if kind in kept:
                 continue
-            candidates = topology.candidates(endpoint.model, endpoint.region, opportunistic)
+            candidates = topology.candidates(endpoint.model, endpoint.region, *kind)
             index = better_home(
                 topology.fleet, topology.arrays, candidates, queue.arrays.size, endpoint.index, spill_above, now_s
             )
             if index < 0:
                 others = [topology.endpoints[other] for other in candidates.tolist()]
                 if any(other.can_start or topology.coming(other) for other in others):
-                    kept.add(opportunistic)
+                    kept.add(kind)
                     continue
-                message = f"The last instance of {endpoint.model!r} went away."
+                where = f" in {', '.join(request.asked.regions)}" if request.asked.regions else ""
+                message = f"The last instance of {endpoint.model!r}{where} went away."
                 if not core.forward(request):
                     core.refuse(request, 503, "model_unavailable", message, 15)
                 continue
             if index == endpoint.index:
-                kept.add(opportunistic)
+                kept.add(kind)
                 continue
             if request.adapter >= 0 and not topology.serves_adapters(topology.endpoints[index]):
                 continue

@@ -1,8 +1,9 @@
 """SageServe's day of interactive and other work on one fleet (section 4), and its long-term strategies in the paper's form.
 
-Four parts: `pools` compares silos with one pool under each release rule of the queue manager, scaled by the reactive
+Five parts: `pools` compares silos with one pool under each release rule of the queue manager, scaled by the reactive
 heuristic on every arrival; `plans` compares the reactive heuristic and LT-I, LT-U and LT-UA, followed without reserve and
-floor, with ours, `bursts` likewise with two bursts of eight times the load, `week` over seven days.
+floor, with ours, `memory` likewise, by memory with the published numbers, on fleets whose models take each
+other's instances, `bursts` with two bursts of eight times the load, `week` over seven days.
 """
 
 import math
@@ -38,6 +39,8 @@ PAPERS: Final = {REACTIVE: "reactive", "LT-I": "lt_i", "LT-U": "lt_u", "LT-UA": 
 OURS: Final = "Pilothouse (ours)"
 BETA: Final = 0.1
 """Share of the last hour's non-interactive load that the paper's plans keep free (section 6.4)."""
+OUT_ABOVE: Final = 0.7
+"""Use above which the paper adds an instance: it has to act where memory is the signal."""
 BIN_S: Final = 10_800.0
 """Of the latencies of figure 17."""
 SHOWN_REGION: Final = "us-west"
@@ -98,8 +101,10 @@ def measured(run: Simulated, course: Callable[[Simulated], dict[str, Any]]) -> e
         "donated_hours": float(hours[State.SPOT]),
         "hours_by_model": own_hours,
         "waste_hours": float(hours[list(PROVISIONING)].sum()),
+        "redeploy_hours": float(hours[State.LOADING]),
         "usd": paid_hours(result) * scenes.USD_PER_HOUR,
         "kv_use": float(np.nanmean(list(kv_use.values()))),
+        "kv_use_max": _kv_use_max(run),
         "ttft_p95_s": percentiles(ttft[interactive], 95)[0],
         "e2e_p95_s": percentiles(e2e[interactive], 95)[0],
         "ttft_p95_by_model_s": {
@@ -124,6 +129,14 @@ def measured(run: Simulated, course: Callable[[Simulated], dict[str, Any]]) -> e
 def _kv_use(run: Simulated) -> dict[str, float]:
     """Return by model the mean use of the KV memory of ready instances."""
     return {name: float(np.mean(_use(run, mine))) for name, mine in _by_model_of(run).items()}
+
+
+def _kv_use_max(run: Simulated) -> float:
+    """Return the highest use of the KV memory of any endpoint's ready instances at any sample."""
+    series = run.result.series
+    assert series is not None
+    tokens, capacity = series["kv_tokens"], series["kv_capacity_tokens"]
+    return float(np.divide(tokens, capacity, where=capacity > 0, out=np.zeros(tokens.shape)).max())
 
 
 def _by_model_of(run: Simulated) -> dict[str, NDArray[np.bool_]]:
@@ -222,10 +235,12 @@ def followed(part: str, scene: Scene, seed: int, progress: experiment.Progress) 
     prepared = partial(sageserve.prepare, scene, days, seed, bursty)
     paper = prepared("arima", progress, smooth=True)
     ours = replace(prepared(BEST, progress), workload=paper.workload)
+    measure = partial(measured, course=of_busiest)
+    rows = experiment.run_cases(part, plans(paper, ours, sample_s), measure, progress)
+    if part == "memory" and (most := min(row["kv_use_max"] for row in rows)) <= OUT_ABOVE:
+        raise ValueError(f"use of memory never passed {OUT_ABOVE:.0%}, only {most:.0%}: the rule did not act")
     return {
-        part: experiment.rounded(
-            experiment.run_cases(part, plans(paper, ours, sample_s), partial(measured, course=of_busiest), progress)
-        ),
+        part: experiment.rounded(rows),
         "forecast_error": {
             each.forecaster: round(each.error, 4) for each in (paper.expected.prompt, ours.expected.prompt)
         },
@@ -234,7 +249,7 @@ def followed(part: str, scene: Scene, seed: int, progress: experiment.Progress) 
 
 
 def run(settings: experiment.Settings, progress: experiment.Progress) -> experiment.Result:
-    scene, seed = scenes.mixed(settings["scale"]), settings["seed"]
+    scene, seed, scale = scenes.mixed(settings["scale"]), settings["seed"], settings["scale"]
     result: experiment.Result = {
         "paper": "sageserve",
         **{name: settings[name] for name in ("scale", "seed", "parts")},
@@ -251,7 +266,7 @@ def run(settings: experiment.Settings, progress: experiment.Progress) -> experim
     for part in list(PARTS)[1:]:
         if part in settings["parts"]:
             result |= {"forecast_error": {}} | result
-            made = followed(part, scene, seed, progress)
+            made = followed(part, scenes.published(scale) if part == "memory" else scene, seed, progress)
             result["forecast_error"][part] = made.pop("forecast_error")
             result |= made
     return result
@@ -271,7 +286,7 @@ def show(console: Console, result: experiment.Result) -> None:
         if part in result:
             base, title = result[part][0], table_of["title"]
             rows = [row | {"changes": _changes(row, base, names[0])} for row in result[part]]
-            more = shown["against_reactive"] if part != "pools" else []
+            more = [*(shown["against_reactive"] if part != "pools" else []), *shown.get(part, [])]
             console.print(table(title, experiment.columns([*shown["strategies"], *more], busiest=names[0]), rows))
             console.print(table(f"{title}: interactive p95 and KV use by model", by_model, rows))
     for part, errors in result.get("forecast_error", {}).items():
@@ -293,7 +308,7 @@ def compare(result: experiment.Result) -> list[experiment.Comparison]:
     """Return donated hours and the largest change of a model's TTFT, one pool against silos; and where plans were followed,
     the hours of the busiest model and the waste of scaling against the reactive heuristic.
     """
-    compared, planned = [], {row["strategy"]: row for row in result.get("plans", [])}
+    compared = []
     if "pools" in result or not any(part in result for part in PARTS):
         rows = {row["strategy"]: row for row in result.get("pools", [])}
         siloed, unified = rows.get(SILOED), rows.get(UNIFIED)
@@ -316,15 +331,13 @@ def compare(result: experiment.Result) -> list[experiment.Comparison]:
             ),
             experiment.Comparison(about, "4", reported["ttft_change"], most),
         ]
-    for name, strategy in PAPERS.items() if planned else ():
-        for measure, figure in sageserve.PAPER.get(strategy, {}).items():
-            base, own = (_of_paper(measure, planned[each], result["models"][0]) for each in (REACTIVE, name))
-            section = sageserve.SECTIONS[measure][1]
-            compared.append(
-                experiment.Comparison(
-                    f"{name}: {measure.replace('_', ' ')}", section, figure, experiment.change(own, base)
-                )
-            )
+    for part, of in (("plans", ""), ("memory", ", by memory")):
+        planned = {row["strategy"]: row for row in result.get(part, [])}
+        for name, strategy in PAPERS.items() if planned else ():
+            for measure, figure in sageserve.PAPER.get(strategy, {}).items():
+                base, own = (_of_paper(measure, planned[each], result["models"][0]) for each in (REACTIVE, name))
+                section, what = sageserve.SECTIONS[measure][1], f"{name}{of}: {measure.replace('_', ' ')}"
+                compared.append(experiment.Comparison(what, section, figure, experiment.change(own, base)))
     return compared
 
 

@@ -10,9 +10,12 @@ from controlplane.accounts.models import Membership, Role, Tenant, User
 from controlplane.events.services import record
 from controlplane.fleet.inventory import fleet_file, services
 from controlplane.fleet.inventory.kinds import INSTANCE
-from controlplane.fleet.models import Deployment, Instance, Node
+from controlplane.fleet.lifecycle.states import InstanceState
+from controlplane.fleet.models import Deployment, Instance, Node, SwapGroup
 
 FILE: Final = Path(__file__).with_name("demo.toml")
+SHARED: Final = "small-us-west", ("llama-3-2-3b-us-west-2", "llama-3-1-8b-us-west-3")
+"""The demo's swap group, and its members: the first is awake, the second is stopped until it is swapped to."""
 OPERATOR: Final = "operator"
 """Name of the demo's only user, who signs in by a link and has no password."""
 
@@ -34,6 +37,9 @@ def seed(fleet: Literal["none", "emulated"] = "emulated") -> Counter[str]:
             row.full_clean()
             row.save()
         created[str(row._meta.verbose_name_plural)] += 1
+    if created["instances"] and not SwapGroup.objects.exists():
+        _share_gpus()
+        created["swap groups"] += 1
     if not User.objects.filter(username=OPERATOR).exists():
         user = User(username=OPERATOR)
         user.set_unusable_password()
@@ -43,6 +49,17 @@ def seed(fleet: Literal["none", "emulated"] = "emulated") -> Counter[str]:
     if created:
         record("demo.seeded", actor="demo", after=dict(created))
     return created
+
+
+def _share_gpus() -> None:
+    """Let two models share GPUs (QLM section 5)."""
+    name, members = SHARED
+    first, second = (Instance.objects.get(name=each) for each in members)
+    first.swap_group = second.swap_group = SwapGroup.objects.create(name=name)
+    second.node, second.state = first.node, InstanceState.STOPPED
+    for row in (first, second):
+        row.full_clean()
+        row.save()
 
 
 def _free_node(deployment: Deployment) -> Node | None:

@@ -37,7 +37,7 @@ def schedules() -> Schedules:
     """Return the scheduled minimums of each endpoint that has some."""
     rows = scheduled_minimums()
     rules = [(row.model.name, row.region.name if row.region else "", row.rule) for row in rows]
-    return schedules_of(rules, Region.objects.values_list("name", flat=True)) if rules else {}
+    return schedules_of(rules, list(Region.objects.values_list("name", flat=True))) if rules else {}
 
 
 def instances(model: str = "") -> QuerySet[Instance]:

@@ -146,7 +146,7 @@ class Session:
 class Dispatchers:
     """*local* takes records of the shards that this process is *serving* (None: it never does); *opened* lists what is open,
     *entered* what that holds of limits and budgets, and *receive* gets the owners' records. *number* is this relay's,
-    which stands in *zone*; *near* lists the other zones, nearest first.
+    which stands in *zone*; *near* lists a zone and the others, nearest first, those that have one of some regions.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Dispatchers:
         entered: Callable[[], Iterable[port.FromGateway]],
         clock: Callable[[], float],
         zone: str = "",
-        near: Callable[[str], Sequence[str]] = lambda zone: (),
+        near: Callable[[str, tuple[str, ...]], Sequence[str]] = lambda zone, regions: (),
     ) -> None:
         self.lease, self.local, self.number = lease, local, number
         self.receive, self.opened, self.clock, self.serving = receive, opened, clock, serving
@@ -329,21 +329,31 @@ class Dispatchers:
 
     # Zones
 
-    def zones_for(self, model: str, zone: str | None = None) -> tuple[str, ...]:
-        """Return, as `Asked` has it, the zone of a new request, whose caller is in *zone*, or names no region."""
+    def zones_for(self, model: str, zone: str | None = None, regions: tuple[str, ...] = ()) -> tuple[str, ...]:
+        """Return, as `Asked` has it, the zone of a new request, whose caller is in *zone*, or names no region.
+
+        It has one of *regions*, if any.
+        """
         if not self._has_zones:
             return ()
         zone = self.zone if zone is None else zone
         role = self._role(model, (zone,))
-        if role in self.lease.roles and role not in self._gone:
+        near = self.near(zone, regions)
+        if zone in near and role in self.lease.roles and role not in self._gone:
             return (zone,)
-        return (self.elsewhere(model, (zone,), with_room=False) or "",)
+        other = self.elsewhere(model, (zone,), False, regions)
+        return ("" if other is None and not regions else other or next(iter(near), ""),)
 
-    def elsewhere(self, model: str, zones: tuple[str, ...], with_room: bool) -> str | None:
-        """Return the nearest zone that serves *model* where a request that came to *zones* was not, best one with room."""
+    def elsewhere(
+        self, model: str, zones: tuple[str, ...], with_room: bool, regions: tuple[str, ...] = ()
+    ) -> str | None:
+        """Return the nearest zone that serves *model* where a request that came to *zones* was not, best one with room.
+
+        It has one of *regions*, if any.
+        """
         zones = zones or ("",)
         full = None
-        for zone in self.near(zones[-1]):
+        for zone in self.near(zones[-1], regions):
             role = self._role(model, (zone,))
             room = self.rooms.get(role, {}).get(model) if role in self.routes and zone not in zones else None
             if room:
@@ -360,7 +370,7 @@ class Dispatchers:
         self._gone = {role for role, since_s in self._lost_s.items() if now_s - since_s > GONE_S}
         for each in self.opened() if self._gone else ():
             if each.placed is None and self._roles.get(each.number, FIRST) in self._gone:
-                zone = self.elsewhere(each.asked.model, each.asked.zones, with_room=False)
+                zone = self.elsewhere(each.asked.model, each.asked.zones, False, each.asked.regions)
                 if zone is not None:
                     self.receive(port.Forward(each.number, zone))
 

@@ -159,7 +159,7 @@ class Gateway:
             entered=self.entries.opened,
             clock=loop_clock,
             zone=settings.ZONE,
-            near=lambda zone: self.keys.words.near.get(zone, ()),
+            near=lambda zone, regions: self.keys.words.zones(zone, regions),  # noqa: PLW0108  # words are read again
         )
         self.upstream.owns = self.dispatchers.may_send
         self.lengths = LengthService(LengthPrior(), jobs)

@@ -9,7 +9,7 @@ from django.db.models import Model as Row
 from controlplane.fleet.models import Deployment, Model
 from controlplane.planning.models import ScalingPolicy
 from controlplane.tuning.models import Setting
-from controlplane.tuning.selectors import Values
+from controlplane.tuning.selectors import Values, tuned
 from controlplane.tuning.selectors import read as read_settings
 from scheduling.bundles import BUNDLES, SAID, Bundle
 from scheduling.policy import KNOBS
@@ -17,7 +17,7 @@ from scheduling.policy import KNOBS
 HELD: Final = {name: KNOBS[name].knob for name in SAID}
 COLUMNS: Final = {knob.column.name: name for name, knob in HELD.items() if knob.column is not None}
 KNOB_SETTINGS: Final = {knob.setting: name for name, knob in HELD.items() if knob.setting}
-SETTINGS: Final = ("FORECASTER", "PLAN_DEMAND", "NIW_RELEASE", "PLAN_NIW_BUFFER", *KNOB_SETTINGS)
+SETTINGS: Final = ("FORECASTER", "PLAN_DEMAND", "NIW_RELEASE", "PLAN_NIW_BUFFER", "SPOT_DONATE", *KNOB_SETTINGS)
 """Settings that a bundle sets per model."""
 SET: Final = (*COLUMNS, "strategy", "parameters", *SETTINGS)
 """What a bundle sets, named as in `values_of`."""
@@ -34,6 +34,7 @@ def values_of(bundle: Bundle) -> dict[str, Any]:
         "PLAN_DEMAND": bundle.plan_demand,
         "NIW_RELEASE": bundle.release,
         "PLAN_NIW_BUFFER": bundle.niw_share,
+        "SPOT_DONATE": bundle.donates or tuned().SPOT_DONATE,
         **{setting: bundle.policy[name] for setting, name in KNOB_SETTINGS.items()},
     }
 

@@ -11,9 +11,9 @@ from controlplane.tuning import services as tuning
 from controlplane.tuning.models import Setting
 from scheduling.bundles import BUNDLES
 
-# Bundles with ARIMA or mLSTM are left out: with one-minute windows they take minutes to fit, delaying the first forecasts.
+# PreServe, whose mLSTM needs the models extra, and SSJF are for operators to choose.
 GIVEN = {
-    "llama-3.1-8b": ("pilothouse", PolicyMode.AUTO),
+    "llama-3.1-8b": ("sageserve-lt-ua", PolicyMode.AUTO),  # ARIMA; until its first fit, after some windows, the blend
     "llama-2-70b": ("hermes", PolicyMode.AUTO),  # it serves the applications
     "bloom-176b": ("qlm", PolicyMode.AUTO),
     "llama-3.2-3b": ("pilothouse", PolicyMode.ASK),

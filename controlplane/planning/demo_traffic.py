@@ -18,6 +18,8 @@ SHARES: Final = {
 """Senders of the demo's traffic: a share of each SLO class, summing to one."""
 JOBS: Final = {("globex", "bloom-176b", "opportunistic"): 300}
 """Requests of a job by tenant, model and class: more at once than its instances run, so that some wait."""
+ADAPTER_SHARE: Final = 0.08
+"""Requests for an adapter, of those for its base model."""
 RUNS_OF, RUN_CONTEXT_TOKENS = "acme", 4096
 """Sender of runs of applications, to one interactive stream of each region whose model has this context."""
 
@@ -32,8 +34,14 @@ def streams_to(tenant: Tenant, secret: str = "") -> list[Stream]:
     A tenant outside the demo sends all of each class that it may use.
     """
     endpoints: dict[str, set[tuple[str, str, int]]] = {task: set() for task in KINDS_OF}
+    adapters = set[str]()
     for row in Deployment.objects.filter(active=True, model__task__in=KINDS_OF).select_related("model", "region"):
-        endpoints[row.model.task].add((row.model.name, row.region.name, row.model.context_tokens))
+        own = (
+            row.model.adapters.filter(active=True, tenant=None).values_list("name", flat=True) if row.max_loras else ()
+        )
+        adapters.update(own)
+        for name in (row.model.name, *own):
+            endpoints[row.model.task].add((name, row.region.name, row.model.context_tokens))
     allowed = {*tenant.slo_classes.values_list("name", flat=True), tenant.default_slo_class.name}
     shares = SHARES.get(tenant.name, dict.fromkeys(KINDS, 1.0))
     keys = {name: secret for name in KINDS if name in allowed and name in shares}
@@ -44,5 +52,6 @@ def streams_to(tenant: Tenant, secret: str = "") -> list[Stream]:
             runs = runs and stream.context_tokens >= RUN_CONTEXT_TOKENS and stream.region not in with_runs
             with_runs |= {stream.region} if runs else set()
             job = JOBS.get((tenant.name, stream.model, stream.slo_class), 0)
-            made.append(replace(stream, share=shares[stream.slo_class], job=job, runs=runs))
+            share = shares[stream.slo_class] * (ADAPTER_SHARE if stream.model in adapters else 1.0)
+            made.append(replace(stream, share=share, job=job, runs=runs))
     return made

@@ -13,6 +13,7 @@ from django.db.models import QuerySet
 from django.utils import timezone
 from msgspec import to_builtins
 
+from controlplane.accounts.models import Tenant
 from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
 from controlplane.fleet.models import (
     Deployment,
@@ -31,13 +32,13 @@ from controlplane.fleet.swaps import times
 from controlplane.gateway.models import LedgerRow
 from controlplane.planning.bundles import CUSTOM, presents
 from controlplane.planning.execution import strategies
+from controlplane.planning.forecasts.services import forecaster_name
 from controlplane.planning.models import PolicyMode, ScalingPolicy
 from controlplane.planning.plans import inventory
 from controlplane.planning.plans.capability import BLOCK_TOKENS
 from controlplane.planning.plans.services import plan_settings
 from controlplane.tunable import Tunable
 from controlplane.tuning.selectors import tuned
-from forecasting.workload import unavailable_reason
 from scheduling.applications.prewarming import HERMES
 from scheduling.model_task import Task
 from scheduling.policy import live_policy
@@ -90,8 +91,7 @@ def scaling(fleet: inventory.Fleet, tables: dict[str, Any]) -> dict[str, Any]:
         acts = policy is not None and policy.mode in (PolicyMode.AUTO, PolicyMode.ASK)
         followed = strategy_of(policy) if policy is not None and acts else floor_alone(tuned(endpoint["model"]))
         floor_marks = {"floor_cooldown_s": tuned(endpoint["model"]).SCALE_COOLDOWN_S}
-        chosen = tuned(endpoint["model"]).FORECASTER
-        forecaster = {"forecaster": "" if unavailable_reason(chosen) else chosen}
+        forecaster = {"forecaster": forecaster_name(endpoint["model"])}
         other = {"niw_share": tuned(endpoint["model"]).PLAN_NIW_BUFFER}
         endpoints.append({**endpoint, **followed, **bounds, **floor_marks, **forecaster, **other})
     plans = plan_settings()
@@ -204,6 +204,7 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
             "queue": row.scheduling_policy,
             # A released instance is stopped, and restarts like any other, unless it is donated.
             "start_s": fleet.starts.of(model, gpu).seconds,
+            **({"redeploy_s": seen.seconds} if (seen := fleet.starts.seen.get((model, gpu))) else {}),
             **({"spot": spot} if spot else {}),
             **({"reclaim_s": reclaim_s} if tuned(model).SPOT_DONATE else {}),
             **({"pull_s": pull_s} if (pull_s := fleet.pulls_s.get((model, region), 0.0)) else {}),
@@ -225,6 +226,7 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
         **({"delays": {"local_weights_s": tuned().SPOT_REDEPLOY_S}} if shares_spot else {}),
         "profiles": list(tables["profiles"].values()),
         "fleet": [table for of_place in tables["fleet"].values() for table in of_place],
+        **({"residency": bound} if (bound := residency()) else {}),
         **({"swap_groups": shared.groups} if shared.groups else {}),
         **({"weighted_targets": shares} if (shares := _weighted_targets(tables["models"])) else {}),
         "classes": {
@@ -247,6 +249,12 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
             "share_spot": shares_spot,
         },
     }
+
+
+def residency() -> dict[str, list[str]]:
+    """Return the regions to which tenants are bound, by tenant; of none that may be served anywhere."""
+    tenants = Tenant.objects.filter(regions__isnull=False).distinct().prefetch_related("regions")
+    return {tenant.name: [*tenant.residency] for tenant in tenants}
 
 
 def _weighted_targets(models: Collection[str]) -> dict[str, dict[str, float]]:

@@ -78,5 +78,6 @@ TENANTS = Resource(
         *(Column(name) for name in ("name", "title", "operates_fleet", "default_slo_class", "max_concurrent_requests")),
         *(Column(name) for name in ("tokens_per_minute", "time_zone", "active", "created_at")),
         Column("slo_classes", source=lambda row: [each.name for each in row.slo_classes.all()], type=list[str]),
+        Column("regions", source=lambda row: [*row.residency], type=list[str]),
     ),
 )

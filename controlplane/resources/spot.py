@@ -40,8 +40,8 @@ DONATIONS = Resource(
         ),
         Column("donated_s", source=lambda row: row.donated_s(), type=float),
         Column(
-            "earned_usd",
-            source=lambda row: row.earned_usd(),
+            "offered_usd",
+            source=lambda row: row.offered_usd(),
             type=float | None,
             about="Null where its GPU type had no spot price.",
         ),

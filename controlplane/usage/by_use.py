@@ -58,6 +58,13 @@ def dollars_by_use(since: datetime, until: datetime) -> DollarsByUse:
     return by_use(costs, kinds, sum(each.cost_usd for each in donated_time(since, until)))
 
 
+def spot_income_usd(since: datetime, until: datetime) -> float:
+    """Return what tenants were charged for the opportunistic requests of the hours that begin in [since, until)."""
+    names = SloClass.objects.filter(kind=SloKind.OPPORTUNISTIC).values_list("name", flat=True)
+    rows = UsageHour.objects.filter(hour__gte=since, hour__lt=until, slo_class__in=list(names))
+    return float(rows.aggregate(usd=Sum("charged_usd"))["usd"] or 0.0)
+
+
 def last_hours(hours: int, now: datetime) -> tuple[datetime, datetime]:
     """Return when the last *hours* hours of the clock begin, the running one included, and *now*."""
     return now.replace(minute=0, second=0, microsecond=0) - timedelta(hours=hours - 1), now

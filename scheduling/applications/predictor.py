@@ -12,7 +12,7 @@ better the table's by `MARGIN` has no weight. Runs that begin with the same prom
 import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -254,7 +254,7 @@ class DemandPredictor:
             *(shown.output.get(unit, 0.0) for unit in self.units),
             *(shown.visits.get(unit, 0) for unit in self.units),
         ]
-        return np.log1p(np.array(values))
+        return np.asarray(np.log1p(np.array(values)), np.float64)
 
     def _table(self, visits: Ints) -> dict[tuple[int, int], Ints]:
         """Return the moments of each cell, by unit and visits before."""
@@ -271,7 +271,7 @@ class DemandPredictor:
         """Return the forest, and which runs (T, R) each tree has seen."""
         target, runs = np.log(self._seconds(self._service, self._rate) + SHIFT_S), int(self._run.max()) + 1
         count, size = self._unit.size, len(self.units)
-        seen, parts, first, moved = np.zeros((TREES, runs), np.bool_), list[list[NDArray[np.int64]]](), [0], 0
+        seen, parts, first, moved = np.zeros((TREES, runs), np.bool_), list[list[NDArray[Any]]](), [0], 0
         random = np.random.default_rng(int(self._random[0]))
         tasks = np.unique(self._task[self._run])
         for tree in range(TREES):

@@ -27,7 +27,7 @@ class Fallbacks:
         there = self._serving(asks)
         if there < 0:
             return None
-        serves = not full and self.fleet.serving(asks.model, asks.region, asks.opportunistic) >= 0
+        serves = not full and self.fleet.serving(asks.model, asks.origin, asks.opportunistic) >= 0
         there_s = 0.0  # no request waits there yet, or its pace is not known
         if asks.wait_s is not None and wait_s > asks.wait_s and (wait := self.waits.of_next(there)) is not None:
             there_s = wait.mean_s
@@ -65,7 +65,7 @@ class Fallbacks:
 
     def _serving(self, asks: FallbackTerms) -> int:
         """Return the endpoint of the fallback of *asks* that serves now and has room in its queue; -1 without."""
-        there = self.fleet.serving(asks.fallback, asks.region)
+        there = self.fleet.serving(asks.fallback, asks.origin)
         full = there >= 0 and self.fleet.endpoints[there].policy.is_full(int(self.fleet.waiting.size[there]))
         return -1 if full else there
 

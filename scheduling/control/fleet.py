@@ -61,8 +61,8 @@ class FallbackTerms(NamedTuple):
     fallback: str
     wait_s: float | None
     """Most wait for its model; None: however long."""
-    region: str
-    """Of its caller."""
+    origin: tuple[str, tuple[str, ...]]
+    """The region of its caller, and the regions within which it is to be served; none: any."""
     opportunistic: bool
 
 
@@ -130,8 +130,11 @@ class Fleet(Protocol):
     def row_at(self, slot: int) -> int:
         """Return the row of the request that waits in *slot* of the waiting set."""
 
-    def preferred(self, model: str, region: str) -> int:
-        """Return the endpoint of *model* that callers in *region* prefer; -1 for none."""
+    def preferred(self, model: str, region: str, within: tuple[str, ...] = ()) -> int:
+        """Return the endpoint of *model* that callers in *region* prefer, *within* regions or any; -1 for none."""
+
+    def origin(self, row: int) -> tuple[str, tuple[str, ...]]:
+        """Return the region of the caller of the request of *row*, and the regions within which it is served; none: any."""
 
     def serves(self, endpoint: int) -> bool:
         """Whether *endpoint* gets requests; False for one of donated instances, which opportunistic ones alone reach."""
@@ -196,8 +199,8 @@ class Fleet(Protocol):
         deviation as a share of them; None otherwise.
         """
 
-    def serving(self, model: str, region: str, opportunistic: bool = False) -> int:
-        """Return the endpoint of *model* that serves a new request of a caller in *region* now; -1 without one."""
+    def serving(self, model: str, origin: tuple[str, tuple[str, ...]], opportunistic: bool = False) -> int:
+        """Return the endpoint of *model* that serves a new request of *origin* now; -1 without one."""
 
     def fallback_of(self, row: int) -> FallbackTerms | None:
         """Return the terms of the fallback of the request of *row*; None where none may serve it any longer."""

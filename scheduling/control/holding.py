@@ -61,6 +61,7 @@ class Holding:
                 expires_s=arrival_s + hold_s if until_s is None else until_s,
                 service_s=service_s(endpoint.profile, prompt, output),
                 tokens=prompt + output,
+                regions=self.fleet.origin(row)[1],
                 opportunistic=bool(requests.held[row] & OPPORTUNISTIC),
             )
         )

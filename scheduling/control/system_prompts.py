@@ -47,6 +47,8 @@ class Prompt(NamedTuple):
     model: str = ""
     adapter: int = -1
     """LoRA adapter, -1 for none; its blocks are of no use to another."""
+    regions: tuple[str, ...] = ()
+    """The only regions in which it may be computed; none: any."""
 
     @property
     def tokens(self) -> int:
@@ -152,6 +154,8 @@ class PromptPrewarming:
         """
         fleet, terms, prompt = self.fleet, self.fleet.endpoints[endpoint], self.known.get(name)
         if prompt is None or prompt.model != terms.model:  # a fallback would be sent the text for another model
+            return
+        if prompt.regions and terms.region not in prompt.regions:
             return
         instances, able = fleet.instances, self._with_room(endpoint)
         if any(at in self.warming and self.warming[at].prompt == name for at in able):

@@ -37,7 +37,6 @@ PROMOTED_AFTER_S: Final = 10 * 3600.0
 """Age at which a request is released with priority 0, as interactive work."""
 COOLDOWN_S: Final = 15.0
 """Time after a scaling move in which an endpoint pulls nothing, so that queue manager and scaler do not chase each other."""
-ANYWHERE: Final = ""
 SLACK_MARGIN: Final = 1.5
 """Times the expected service time before its deadline that a request must start."""
 SLACK_FLOOR_S: Final = 60.0
@@ -74,8 +73,8 @@ class Held(Struct, frozen=True, kw_only=True):
     """Expected time from its start to its last token."""
     tokens: int
     """Expected KV tokens: prompt and output."""
-    region: str = ANYWHERE
-    """The only region in which it may run."""
+    regions: tuple[str, ...] = ()
+    """The only regions in which it may run; none: anywhere."""
     opportunistic: bool = False
 
     @property
@@ -220,7 +219,9 @@ class HeldWork:
     def __init__(self) -> None:
         self._held: dict[int, Held] = {}
         self._rules: dict[str, ReleaseRule] = {}
-        self._queues: dict[tuple[str, str, bool], list[tuple[tuple[float, float], int]]] = {}
+        self._queues: dict[tuple[str, tuple[str, ...], bool], list[tuple[tuple[float, float], int]]] = {}
+        self._regions: defaultdict[str, dict[tuple[str, ...], None]] = defaultdict(lambda: {(): None})
+        """By model: the sets of regions that requests are bound to, as they came."""
         self._expiring: list[tuple[float, int]] = []
         self._scaled_s: dict[tuple[str, str], float] = {}
         self._backlogs: defaultdict[str, _Backlog] = defaultdict(_Backlog)
@@ -255,6 +256,10 @@ class HeldWork:
             return request.arrived_s, request.arrived_s
         return request.start_by_s, request.arrived_s
 
+    def kinds(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Return the models of which requests are held, with each set of regions that requests of it have been bound to."""
+        return [(model, regions) for model, count in self.waiting.items() if count for regions in self._regions[model]]
+
     def hold(self, request: Held) -> None:
         """Take *request* in. Raise ValueError if its number is held already."""
         if request.number in self._held:
@@ -262,7 +267,8 @@ class HeldWork:
         self._held[request.number] = request
         self.waiting[request.model] += 1
         self._backlogs[request.model].add(request, 1)
-        key = request.model, request.region, request.opportunistic
+        self._regions[request.model][request.regions] = None
+        key = request.model, request.regions, request.opportunistic
         heapq.heappush(self._queues.setdefault(key, []), (self._order(request), request.number))
         if request.expires_s < math.inf:
             heapq.heappush(self._expiring, (request.expires_s, request.number))
@@ -429,22 +435,26 @@ class HeldWork:
         """Release requests of *model* to donated instances one by one: opportunistic ones in order of arrival, and then, by
         the rule `slack`, those with deadlines.
 
-        *with_room* returns the place for a request, by its number; they are released until the first has none.
+        *with_room* returns the place for a request, by its number; they are released until the first has none, of those
+        that are bound to the same regions.
         """
-        lent = Signal(model=model, region=ANYWHERE, spot=True)
-        while (first := self._first(lent)) is not None and (place := with_room(first.number)) is not None:
-            self.drop(first.number)
-            yield first, place
+        lent = Signal(model=model, region="", spot=True)
+        for regions in list(self._regions[model]):
+            while (first := self._first(lent, regions)) is not None and (place := with_room(first.number)) is not None:
+                self.drop(first.number)
+                yield first, place
 
-    def _first(self, signal: Signal) -> Held | None:
-        """Return the next request that may run at the endpoint."""
+    def _first(self, signal: Signal, bound: tuple[str, ...] | None = None) -> Held | None:
+        """Return the next request that may run at the endpoint; of those that are *bound* so alone."""
+        sets = self._regions[signal.model] if bound is None else (bound,)
+        allowed = [each for each in sets if bound is not None or not each or signal.region in each]
         kinds: tuple[bool, ...] = (False, True)
         if signal.spot:
             kinds = (True, False) if self.rule(signal.model).by == SLACK else (True,)
         for opportunistic in kinds:
             best: tuple[tuple[float, float], int] | None = None
-            for region in (ANYWHERE, signal.region):
-                queue = self._queues.get((signal.model, region, opportunistic), [])
+            for regions in allowed:
+                queue = self._queues.get((signal.model, regions, opportunistic), [])
                 while queue and not self._is_queued(*queue[0]):
                     heapq.heappop(queue)
                 if queue and (best is None or queue[0] < best):

@@ -57,6 +57,10 @@ class EndpointView(NamedTuple):
     requests_at_once: int = 0
     """Requests that one of its instances runs at once (vLLM's `max_num_seqs`); 0 if unknown."""
 
+    by_memory: bool = False
+    """Whether SageServe's strategies read `kv_use` in place of `use` (`EndpointPolicy.scale_by`)."""
+    signal: str = "Use"
+    """Name of `use` in reasons."""
     changed_delta: int = 0
     """The last change in instances; 0 if unknown."""
     due: tuple[tuple[float, float], ...] = ()
@@ -213,4 +217,4 @@ def use_words(view: EndpointView) -> str:
     """Return a text such as `Use is 82% with 3 waiting`."""
     if view.use == inf:
         return f"Nothing is ready, {view.waiting} waiting"
-    return f"Use is {percent(view.use)}" + (f" with {view.waiting} waiting" if view.waiting else "")
+    return f"{view.signal} is {percent(view.use)}" + (f" with {view.waiting} waiting" if view.waiting else "")

@@ -10,7 +10,7 @@ from scheduling.compiled import compiled
 
 
 class Source(IntEnum):
-    """Source of an added instance, in a fixed order: usually the quickest first (SageServe 6.5)."""
+    """Source of an added instance, in SageServe's order (6.5): it decides among equally quick ones."""
 
     TAKEN_BACK = 0
     """It still drains."""
@@ -29,14 +29,19 @@ STOPPED: Final = int(Source.STOPPED)
 
 
 @compiled
-def addition_rank(source: int, usd_per_hour: float, below_minimum: bool) -> tuple[int, float]:
-    """Return the rank of an instance from *source* among those that could be added: by its source, then the cheapest.
+def addition_rank(
+    source: int, serves_in_s: float, usd_per_hour: float, below_minimum: bool
+) -> tuple[int, float, int, float]:
+    """Return the rank of an instance from *source* among those that could be added: by its time until it serves, as
+    measured; then by its source, then the cheapest. What needs free GPUs comes after all others, the cheapest first.
 
     *below_minimum*: the deployment is below its minimum. A failed instance is then as near as a stopped one.
     """
+    if source < STOPPED:
+        return 0, serves_in_s, source, usd_per_hour
     if below_minimum and source == FAILED:
-        return STOPPED, usd_per_hour
-    return source, usd_per_hour
+        return STOPPED, 0.0, STOPPED, usd_per_hour
+    return source, 0.0, source, usd_per_hour
 
 
 @compiled

@@ -1,15 +1,28 @@
 """SageServe's strategies (sections 4 and 6.5): reactive over silos or one pool, and three ways to follow an hourly plan."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
 
 from scheduling.scaling.each import ByEndpoint, forecast_words
-from scheduling.scaling.endpoint import Advice, EndpointView, Wish, percent
+from scheduling.scaling.endpoint import Advice, EndpointView, Move, Wish, percent
 from scheduling.scaling.reactive import Reactive
 
 
+class BySignal(ByEndpoint):
+    """A strategy that scales by use: that of effective memory alone, as in the paper, where the policy says so."""
+
+    def decide(self, now_s: float, views: Sequence[EndpointView], advice: Sequence[Advice | None]) -> list[Move]:
+        """Implement `Strategy.decide`."""
+        seen = [
+            view._replace(use=view.kv_use, signal="Memory use") if view.by_memory and view.ready else view
+            for view in views
+        ]
+        return super().decide(now_s, seen, advice)
+
+
 @dataclass(kw_only=True)
-class Unified(ByEndpoint):
+class Unified(BySignal):
     """Reactive over one pool of all models and classes: one out above 70%, one in below 30%, at most every 15 s.
 
     Called at ticks it sees less than the paper's, which decides at every arrival and without
@@ -56,7 +69,7 @@ class LongTermImmediate(ByEndpoint):
 
 
 @dataclass(kw_only=True)
-class LongTermByUse(ByEndpoint):
+class LongTermByUse(BySignal):
     """LT-U: go to the planned number one by one, out only while use is above 70%, in only while it is below 30%."""
 
     name: str = field(default="lt_u", init=False)

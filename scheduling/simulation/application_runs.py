@@ -173,7 +173,8 @@ class ReleasedCalls:
         if blocks := recorded(self._requests.prefix_hashes[first:last]):
             model = self._fleet.models[int(self._requests.model[row])]
             unit = (run.application, run.prompts), run.record.steps[at].unit
-            self.prewarming.prompts.record(name, Prompt(blocks, self._block_tokens, model, adapter), unit)
+            within = self._fleet.origin(row)[1]
+            self.prewarming.prompts.record(name, Prompt(blocks, self._block_tokens, model, adapter, within), unit)
 
     def end_other_units(self, until_s: float) -> None:
         """End the units that are no LLM and end before *until_s*, once there is no further request."""
@@ -235,12 +236,12 @@ class ReleasedCalls:
         """Return the rate at which *unit* is served for callers in *region*."""
         if unit.kind != "llm":
             return ServiceRate()
-        return self._rates[self._fleet.preferred(unit.name, self._cluster.regions[region])]
+        return self._rates[self._fleet.preferred(unit.name, *self._cluster.origins[region])]
 
     def _endpoint(self, row: int) -> int:
         """Return the endpoint that the caller of the request of *row* prefers."""
         model, region = int(self._requests.model[row]), int(self._requests.region[row])
-        return self._fleet.preferred(self._fleet.models[model], self._cluster.regions[region])
+        return self._fleet.preferred(self._fleet.models[model], *self._cluster.origins[region])
 
     def record_completions(self, world: World, now_s: float) -> int:
         """Record the requests that ended; return how many requests will never arrive, of runs that are abandoned by it."""

@@ -50,6 +50,7 @@ class HeldArrivals:
         self._next = 0
         self._scaled_s = np.full(len(cluster.endpoints), -np.inf)
         self._nearest = cluster.nearest()
+        self._served = [[cluster.candidates(model, *each) for each in cluster.origins] for model in cluster.models]
 
     def held_as(self, row: int, terms: ClassTerms) -> int:
         """Return `Requests.held` of a request that is degraded to *terms*."""
@@ -81,7 +82,11 @@ class HeldArrivals:
         arrived, requests = int(world.run_state["arrived"][0]), self.fleet.requests
         while self._next < self._rows.size and (row := int(self._rows[self._next])) < arrived:
             if world.outcomes[row]["endpoint"] < 0:  # else a donated instance had room for it
-                self.hold(row, self._nearest[requests.model[row]][requests.region[row]])
+                model, origin = int(requests.model[row]), int(requests.region[row])
+                if self._served[model][origin]:
+                    self.hold(row, self._nearest[model][origin])
+                else:
+                    self.fleet.refuse(row)
             self._next += 1
         scaled_s = world.policies["scaled_s"][: self._scaled_s.size]
         for at in np.flatnonzero(scaled_s != self._scaled_s).tolist():

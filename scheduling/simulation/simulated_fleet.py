@@ -91,12 +91,12 @@ class SimulatedFleet:
         donated = [one._replace(policy=spot_policy(one.policy)) for one in own]
         self.endpoints = (own + donated)[: simulation.world.policies.size]
         self._preferred = {
-            (model, region): endpoint
+            (model, *origin): endpoint
             for model, row in zip(cluster.models, cluster.nearest(), strict=True)
-            for region, endpoint in zip(cluster.regions, row, strict=True)
+            for origin, endpoint in zip(cluster.origins, row, strict=True)
         }
         self._model = {name: number for number, name in enumerate(cluster.models)}
-        self._region = {name: number for number, name in enumerate(cluster.regions)}
+        self._origin = {origin: number for number, origin in enumerate(cluster.origins)}
         self._longest = cluster.longest_tokens()
         known = {terms.slo_class: terms for terms in cluster.classes}
         self._terms = [(terms, fallbacks(terms, known)) for terms in cluster.classes]
@@ -131,8 +131,12 @@ class SimulatedFleet:
     def row_at(self, slot: int) -> int:
         return int(self.simulation.world.held[slot])
 
-    def preferred(self, model: str, region: str) -> int:
-        return self._preferred.get((model, region), -1)
+    def preferred(self, model: str, region: str, within: tuple[str, ...] = ()) -> int:
+        return self._preferred.get((model, region, within), -1)
+
+    def origin(self, row: int) -> tuple[str, tuple[str, ...]]:
+        origin: tuple[str, tuple[str, ...]] = self.simulation.cluster.origins[self.requests.region[row]]
+        return origin
 
     def serves(self, endpoint: int) -> bool:
         return endpoint < self._own
@@ -142,8 +146,8 @@ class SimulatedFleet:
         if len(self.endpoints) == self._own:
             return -1
         world, requests = self.simulation.world, self.requests
-        first, regions = world.candidate_first, len(self.simulation.cluster.regions)
-        at = (first.size - 1) // 2 + int(requests.model[row]) * regions + int(requests.region[row])
+        first, origins = world.candidate_first, len(self.simulation.cluster.origins)
+        at = (first.size - 1) // 2 + int(requests.model[row]) * origins + int(requests.region[row])
         donated = world.candidates[first[at] : (first[at] + first[at + 1]) // 2]  # the first half
         return int(self._with_room(world.fleet, world.endpoints, donated, world.waiting.size))
 
@@ -248,9 +252,9 @@ class SimulatedFleet:
         loading_s = float(simulation.world.lives.instances["loading_s"][instance]) if state == State.STARTING else 0.0
         return (max(0.0, left_s) + loading_s, SPREAD) if left_s < inf else None
 
-    def serving(self, model: str, region: str, opportunistic: bool = False) -> int:
+    def serving(self, model: str, origin: tuple[str, tuple[str, ...]], opportunistic: bool = False) -> int:
         world, now_s = self.simulation.world, self.simulation.now_s
-        at = self._model[model] * world.latency_s.shape[0] + self._region[region]
+        at = self._model[model] * world.latency_s.shape[0] + self._origin[origin]
         if opportunistic and len(self.endpoints) > self._own:
             at += (world.candidate_first.size - 1) // 2
         candidates = world.candidates[world.candidate_first[at] : world.candidate_first[at + 1]]
@@ -270,8 +274,7 @@ class SimulatedFleet:
         fallback, wait_s = cluster.fallbacks[model]
         if requests.prompt_tokens[row] >= self._longest[self._model[fallback]]:
             return None
-        region = cluster.regions[requests.region[row]]
-        return FallbackTerms(model, fallback, wait_s, region, bool(held & OPPORTUNISTIC))
+        return FallbackTerms(model, fallback, wait_s, self.origin(row), bool(held & OPPORTUNISTIC))
 
     def queue_on(self, row: int, terms: ClassTerms) -> None:
         arrivals, requests, holding = self.simulation.world.arrivals, self.requests, self.simulation.holding
@@ -421,11 +424,15 @@ class SimulatedFleet:
             self.simulation.waits.released(row)
 
     def expire(self, row: int) -> None:
+        self.simulation.world.run_state["expired"] += 1
+        self.refuse(row)
+
+    def refuse(self, row: int) -> None:
+        """Refuse the request of *row*, which waits nowhere."""
         world = self.simulation.world
-        run_state: Any = world.run_state[0]
         world.outcomes[row]["state"] = Outcome.REFUSED
-        for count in ("refused", "expired", "ended"):
-            run_state[count] += 1
+        for count in ("refused", "ended"):
+            world.run_state[count] += 1
 
     def warm(self, instance: int, target: Warmable, leaves: int = -1, *, again: bool = False) -> None:
         """An adapter that is loaded early costs an instance no time; engines compute prompts (`SimulatedPrewarming`)."""

@@ -155,6 +155,7 @@ class Control:
         self._overloaded = np.zeros(count, np.int64)
         self._peaks = np.full((2, count), np.nan)
         self._at_once = [cluster.requests_at_once(key) for key in cluster.endpoints]
+        self._by_memory = [cluster.policy(key).scale_by == "memory" for key in cluster.endpoints]
         self._region = np.array([cluster.regions.index(region) for _, region in cluster.endpoints])
         gpu_types = [spec.gpu_type for spec in cluster.instances]
         fits = set(cluster.engines())
@@ -269,6 +270,7 @@ class Control:
                     peak_kv_most=peak_most[at],
                     short_instances=short.get(at, 0),
                     requests_at_once=self._at_once[at],
+                    by_memory=self._by_memory[at],
                     due=due.get(model, ()),
                 ),
             )

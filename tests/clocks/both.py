@@ -135,9 +135,9 @@ def courses_of(scenario: Scenario) -> list[Course]:
         terms = fleet.classes[requests.slo_class[row]] if fleet.classes else ClassTerms(str(requests.priority[row]))
         lower = next((each for each in fleet.classes if each.slo_class == terms.degrades_to), None)
         fallback = fleet.fallbacks.get(model)
-        pools = model in fleet.pooling
+        pools, origin = model in fleet.pooling, fleet.origins[requests.region[row]]
         submit = Asked(
-            row, str(row), model, fleet.regions[requests.region[row]],
+            row, str(row), model, origin[0], regions=origin[1],
             tenant_id=1 + int(requests.tenant[row]), tenant=f"t{requests.tenant[row]}",
             priority=int(requests.priority[row]), due_s=finite(requests.deadline_s[row]),
             end_s=finite(requests.end_s[row]), arrived_at=float(requests.arrival_s[row]),

@@ -121,6 +121,13 @@ def one_sided(draft: Draft) -> None:
     draft.columns["region"] = np.where(draft.random.random(draft.count) < 0.8, 0, 1)
 
 
+def bound(draft: Draft) -> None:
+    """Of three tenants, requests of one are bound to one region, and of another to another and one that does not exist."""
+    regions = list(dict.fromkeys(spec.region for spec in draft.specs))
+    draft.options["residency"] = (regions[-1],), (*regions[:1], "nowhere")
+    draft.columns["region"] = draft.columns["region"] + len(regions) * draft.columns["tenant"]
+
+
 def impatient(draft: Draft) -> None:
     """Requests of classes with a deadline are held until it, others for half a second."""
     random = draft.random
@@ -484,6 +491,7 @@ FEATURES = {
     "due": Feature(due, lambda both: bool((both.result.outcomes["queue_s"] > 0).sum() >= 10)),
     "flood": Feature(flood, refused("queue_full")),
     "one-sided": Feature(one_sided, lambda both: both.counters["rehomed"] > 0),
+    "bound": Feature(bound, lambda both: bool((both.result.outcomes["queue_s"] > 0).sum() >= 20)),
     "impatient": Feature(impatient, lambda both: both.counters["expired"] > 0),
     "held": Feature(held, lambda both: bool(both.said("released: trough") and both.said("released: slack"))),
     "weights": Feature(weights, lambda both: bool((both.result.outcomes["queue_s"] > 0).sum() >= 20)),

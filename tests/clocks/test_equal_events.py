@@ -35,6 +35,10 @@ TABLE = {
         ["flood", "one-sided", "impatient"], (0, 6, 11, 12, 13, 16, 17),
     ),
     "fair regions": ([of(ordering="vtc"), of(ordering="wfq")], ["flood", "one-sided", "weights"], (1, 0, 6, 12, 13, 16, 17)),
+    "bound to regions": (
+        [of(ordering="priority", region_threshold=0.2), of(ordering="vtc")],
+        ["flood", "one-sided", "bound"], (0, 6, 11, 16),
+    ),
     "held": ([of(ordering="priority"), of("least_request", "ssjf")], ["held"], (0, 5, 10, 16, 17)),
     "failures": ([of(ordering="vtc"), of(ordering="wfq")], ["weights", "failures", "pooling"], (0, 6, 11, 12, 13, 16, 17)),
     "groups": ([of(ordering="qlm"), of("least_request", "qlm", group_order="length")], ["due", "flood", "groups"],

@@ -63,11 +63,11 @@ def test_a_gpu_type_without_a_spot_price_earns_an_unknown_amount(client, operato
         assert "$0.00/h at the spot price" not in text
     client.force_login(operator)
     pool = client.get("/api/spot").json()
-    assert (pool["usd_per_hour"], pool["earned_usd_today"]) == (None, None)
+    assert (pool["usd_per_hour"], pool["offered_usd_today"]) == (None, None)
     assert pool["unpriced_hours_today"] == pytest.approx(pool["donated_hours_today"]) != 0
-    assert pool["dollars"]["earned_usd"] is None
+    assert pool["dollars"]["offered_usd"] is None
     (line,) = client.get("/api/v1/usage", {"group_by": "work"}).json()["donated"]
-    assert (line["model"], line["earned_usd"]) == ("llama-3.1-8b", None)
+    assert (line["model"], line["offered_usd"]) == ("llama-3.1-8b", None)
     assert line["instance_hours"] == line["unpriced_hours"]
 
 

@@ -61,7 +61,7 @@ def test_what_was_donated_is_a_bill_of_the_fleet(client, viewer, member, hours, 
     (line,) = client.get(URL).context["donated"]
     assert (line.model, line.instance_hours, line.gpu_hours) == ("llama-3.1-8b", pytest.approx(5), pytest.approx(10))
     assert line.cost_usd == pytest.approx(5 * 2 * 1.35)
-    assert line.earned_usd == pytest.approx(6.0)
+    assert line.offered_usd == pytest.approx(6.0)
     assert "$6.00" in client.get(URL).content.decode()
     assert client.get(URL, {"tenant": "acme"}).context["donated"] == []
     assert client.get(URL, {"model": "llama-2-70b"}).context["donated"] == []

@@ -118,7 +118,7 @@ class Installation:
                 entered=list,
                 clock=clock,
                 zone=zones[relay % len(zones)],
-                near=lambda zone: [other for other in zones if other != zone],
+                near=lambda zone, regions: sorted(zones, key=lambda other: other != zone),
             )
             for relay, requests in enumerate(self.open)
         ]

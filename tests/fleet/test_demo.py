@@ -52,7 +52,8 @@ def test_what_is_there(seeded):
     assert Model.objects.count() == 5
     assert Deployment.objects.count() == 13
     assert 24 <= Instance.objects.count() <= 30
-    assert not Instance.objects.exclude(launcher=Launcher.EMULATED, state=InstanceState.PROVISIONING).exists()
+    (swapped_to,) = Instance.objects.exclude(launcher=Launcher.EMULATED, state=InstanceState.PROVISIONING)
+    assert (swapped_to.state, swapped_to.swap_group.instances.count()) == (InstanceState.STOPPED, 2)
     assert set(GpuType.objects.values_list("name", flat=True)) == {"a100-80gb", "h100-80gb", "h200-141gb", "l40s-48gb"}
     assert SloClass.objects.count() == 3
     assert Tenant.objects.filter(operates_fleet=False).count() == 2

@@ -97,7 +97,7 @@ async def test_a_reclaim_under_load_queues_the_request_again_and_it_ends_elsewhe
     donation = await database_sync_to_async(Donation.objects.get)()
     assert (donation.state, donation.evicted_requests, donation.ended_requests) == ("reclaimed", 1, 0)
     assert donation.reclaim_s is not None
-    assert donation.earned_usd() == pytest.approx(donation.donated_s() / 3600)
+    assert donation.offered_usd() == pytest.approx(donation.donated_s() / 3600)
     assert donation.donated_s() > 0
     await sees(served, "b", "ready")
     assert {one.endpoint for one in served.gateway.dispatching.topology.replicas.values()} == set(

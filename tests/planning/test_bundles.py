@@ -4,6 +4,7 @@ import pytest
 from channels.db import database_sync_to_async
 from django.core.exceptions import ValidationError
 
+from controlplane.console.pages.scaling.tables import WORDS
 from controlplane.events.models import Event
 from controlplane.fleet.models import Deployment, Model
 from controlplane.planning import bundles, parts, services
@@ -101,6 +102,7 @@ async def test_the_next_decisions_of_a_running_gateway_follow(served):  # noqa: 
     assert (second["policy"], second["ordering"]) == ("least_delay", "ssjf")
 
 
+@pytest.mark.django_db
 def test_every_choice_of_a_part_has_a_sentence():
     for part in parts.PARTS:
         choices = part.choices()
@@ -137,3 +139,7 @@ class TestParts:
     def test_the_same_again_is_no_event(self, deployment, operator):
         services.switch_parts(deployment.model, {"ordering_policy": "priority"}, operator)
         assert not Event.objects.exists()
+
+
+def test_the_page_names_everything_that_a_bundle_sets():
+    assert set(bundles.SET) <= WORDS.keys()

@@ -28,6 +28,21 @@ class TestForecasts:
         assert row.mean == [1000.0] * 5
         assert all(low <= mean <= high for low, mean, high in zip(row.lower_95, row.mean, row.upper_95, strict=True))
 
+    def test_a_model_without_a_set_one_has_the_best_in_its_own_backtests(self, make_minutes, settings):
+        settings.FORECASTER = ""
+        make_minutes(40)
+        forecasts.fit_forecasters(NOW)
+        assert forecasts.forecaster_name(PLACE[0]) == "blend", "too little demand to judge"
+        for number in range(12):  # steps, which the last value follows best
+            make_minutes(10, prompt=(number % 3 + 1) * 60_000, until=NOW - timedelta(minutes=40 + 10 * number))
+        forecasts.fit_forecasters(NOW)
+        made = forecasts._chosen()[PLACE[0]]
+        assert made["name"] == min(made["errors"], key=made["errors"].get)
+        assert made["errors"].keys() >= {"seasonal_naive", "ets", "blend"}
+        assert {row.forecaster for row in forecasts.make_forecasts(NOW)} == {made["name"]}
+        settings.FORECASTER = "ets"
+        assert forecasts.forecaster_name(PLACE[0]) == "ets", "a set one counts"
+
     def test_nothing_from_nothing(self, make_minutes):
         assert forecasts.make_forecasts(NOW) == []
         make_minutes(1)

@@ -90,8 +90,8 @@ def test_what_scaling_lets_go_is_donated_and_taken_back_first(make_instance, nod
 
     moves = [executor.add(*PLACE, why()) for _ in range(2)]
     assert [(move.instance, move.inputs["how"]) for move in moves] == [
+        (asleep.name, "woken"),  # in seconds, a reclaim in a minute
         (gone.name, "reclaimed from spot"),
-        (asleep.name, "woken"),
     ]
     gone.refresh_from_db()
     assert gone.state == S.RECLAIMING
@@ -240,7 +240,7 @@ def test_hours_earnings_and_reclaims_are_counted(make_instance):
     Donation.objects.create(**common, donated_at=since - timedelta(hours=1))
     counted = selectors.totals(since, now + timedelta(minutes=5))
     assert counted.donated_hours == pytest.approx(2 + 1 + 12 + 5 / 60, abs=0.1)
-    assert counted.earned_usd == pytest.approx(1.2 * counted.donated_hours)
+    assert counted.offered_usd == pytest.approx(1.2 * counted.donated_hours)
     assert (counted.reclaims, counted.redeployments) == (2, 0)
     assert (counted.evicted_requests, counted.ended_requests) == (6, 2)
     times = selectors.reclaim_times(now + timedelta(minutes=5))

@@ -83,7 +83,7 @@ class DonatedItem(Described):
     gpu_hours: float
     cost_usd: float
     """At the on-demand price; part of the cost of opportunistic requests and idle time."""
-    earned_usd: float | None
+    offered_usd: float | None
     """At the spot price, used or not; null where it is not known."""
     unpriced_hours: float
     """Instance-hours of GPU types without a spot price."""

@@ -27,7 +27,7 @@ from controlplane.console.selectors.events import latest_events, newest_event_id
 from controlplane.fleet.spot import selectors as spot
 from controlplane.resources.instances import INSTANCES
 from controlplane.resources.names import place_titles
-from controlplane.usage.by_use import dollars_by_use
+from controlplane.usage.by_use import dollars_by_use, spot_income_usd
 
 Html = dict[str, str]
 EVENTS_SHOWN = 5
@@ -130,10 +130,10 @@ def fleet_figures(state: LiveState) -> dict[str, Any]:
         "held": sum(row["count"] for row in held) if state.known else None,
         "announced": sum(row["announced"] for row in held),
         **{name: tile.get(name) for name in ("ttft_p95_ms", "ttft_slo_ms", "ttft_class")},
-        "spot_usd_per_hour": spot.earned_per_hour(spot.open_donations()),
+        "spot_usd_per_hour": spot.offered_per_hour(spot.open_donations()),
         "idle_usd": today.idle_usd if today.total_usd else None,
         "cost_usd": today.total_usd,
-        "today_usd": spot.totals(spot.start_of_day(now), now).earned_usd,
+        "today_usd": spot_income_usd(spot.start_of_day(now), now),
     }
 
 

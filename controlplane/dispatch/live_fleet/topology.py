@@ -260,7 +260,7 @@ class Topology:
         """Called when there are more endpoints or slots: all that is sized by these grows there, and nowhere else."""
         self._active: set[tuple[str, str]] = set()
         self._endpoint_of: dict[tuple[str, str], Endpoint] = {}
-        self._candidates: dict[tuple[str, str, bool], NDArray[np.int32]] = {}
+        self._candidates: dict[tuple[str, str, bool, tuple[str, ...]], NDArray[np.int32]] = {}
         self._members: dict[int, list[Replica]] | None = None  # by index of the endpoint, made when it is asked for
         self._spot: dict[int, Endpoint] = {}  # by index of the endpoint that lends
         self._regions: dict[str, int] = {}
@@ -269,14 +269,19 @@ class Topology:
     def endpoint(self, model: str, region: str) -> Endpoint | None:
         return self._endpoint_of.get((model, region))
 
-    def candidates(self, model: str, region: str, opportunistic: bool = False) -> NDArray[np.int32]:
+    def candidates(
+        self, model: str, region: str, opportunistic: bool = False, within: tuple[str, ...] = ()
+    ) -> NDArray[np.int32]:
         """Return the endpoints of *model* in the zone of *region*, in the order that a caller there prefers.
+
+        They are *within* some regions, where these are given.
 
         For *opportunistic* requests the donated instances of each region come before all others.
         """
-        indices = self._candidates.get((model, region, opportunistic))
+        indices = self._candidates.get((model, region, opportunistic, within))
         if indices is None:
-            of_model = {each.region: each.index for each in self.endpoints if each.model == model and self.serves(each)}
+            serving = (each for each in self.endpoints if each.model == model and self.serves(each))
+            of_model = {each.region: each.index for each in serving if not within or each.region in within}
             of_model = {name: at for name, at in of_model.items() if self._zone_of(name) == self._zone_of(region)}
             nearest = by_preference(region, of_model, lambda to: latency_ms(self.latency_ms, region, to))
             nearest.sort(key=self.is_dark)  # a dark one comes last, also for the demand that counts there
@@ -284,7 +289,7 @@ class Topology:
             lent = [self._spot[at].index for at in ordered if at in self._spot] if opportunistic else []
             indices = np.array([*lent, *ordered], np.int32)
             if len(self._candidates) < 10_000:  # X-Region is the tenant's to choose: bound the cache
-                self._candidates[model, region, opportunistic] = indices
+                self._candidates[model, region, opportunistic, within] = indices
         return indices
 
     def _zone_of(self, region: str) -> str:
@@ -342,10 +347,10 @@ class Topology:
         taking = [one for one in self.members(endpoint) if accepting[one.slot]]
         return endpoint.spec.max_loras > 0 and (not taking or any(slots[one.slot, 0] > 0 for one in taking))
 
-    def lent(self, model: str, region: str) -> NDArray[np.int32]:
-        """Return the endpoints of donated instances of *model*, in the order that a caller in *region* prefers."""
-        candidates = self.candidates(model, region, opportunistic=True)
-        return candidates[: candidates.size - self.candidates(model, region).size]
+    def lent(self, model: str, region: str, within: tuple[str, ...] = ()) -> NDArray[np.int32]:
+        """Return the endpoints of donated instances of *model*, as `candidates`."""
+        candidates = self.candidates(model, region, True, within)
+        return candidates[: candidates.size - self.candidates(model, region, within=within).size]
 
     @property
     def own_endpoints(self) -> list[Endpoint]:

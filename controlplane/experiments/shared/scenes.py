@@ -131,6 +131,8 @@ class Scene:
     promises: Mapping[str, Promise]
     delays: Mapping[str, float]
     prediction_error: float = 0.0
+    scale_by: str = "pressure"
+    """`EndpointPolicy.scale_by`."""
 
     @property
     def streams(self) -> list[tuple[str, str]]:
@@ -161,7 +163,10 @@ class Scene:
         }
         other = {"kind": "non_interactive", "priority": 1} | ({} if release == AT_ONCE else {"deadline_s": DAY_S})
         classes = {INTERACTIVE: {}, OTHER: other}
-        policies = {"ordering": "priority", "niw": {"by": release}} | ({"routing": "preserve"} if deep else {})
+        policies = {
+            "ordering": "priority", "niw": {"by": release}, "scale_by": self.scale_by, "share_spot": not siloed,
+            **({"routing": "preserve"} if deep else {}),
+        }  # fmt: skip
         return scenario_of(
             groups, deep=deep, policies=policies,
             latency_ms=latency_ms, delays=dict(self.delays), classes=classes, **tables,
@@ -257,6 +262,14 @@ def mixed(scale: float = 1.0) -> Scene:
         for one in scene.clients
     ]
     return replace(scene, clients=clients, max_instances=scene.instances).scaled(scale)
+
+
+def published(scale: float = 1.0) -> Scene:
+    """The same day with the KV memory and the sequences of the published simulator, by which use is memory as in the paper;
+    and with four instances a model and region, fewer than the busiest model needs, so that models take each other's.
+    """
+    models = [replace(model, **DATA["published"]["models"][model.name]) for model in SAGESERVE_MODELS]
+    return replace(mixed(scale), models=models, instances=4, ready=2, scale_by="memory")
 
 
 def two_models(scale: float = 1.0) -> Scene:

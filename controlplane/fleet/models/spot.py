@@ -74,11 +74,11 @@ class Donation(models.Model):
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Dollars that it earns an hour; None where its GPU type had no spot price."""
+        """Its spot price an hour; None where its GPU type had no spot price."""
         return None if self.spot_usd_per_hour is None else float(self.spot_usd_per_hour)
 
-    def earned_usd(self, since: datetime | None = None, until: datetime | None = None) -> float | None:
-        """Return the dollars earned within [since, until): its price for each hour donated; None where that is not known."""
+    def offered_usd(self, since: datetime | None = None, until: datetime | None = None) -> float | None:
+        """Return its price for each hour donated within [since, until), used or not; None where that is not known."""
         return None if (price := self.usd_per_hour) is None else price * self.donated_s(since, until) / 3600
 
     @property

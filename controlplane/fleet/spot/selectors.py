@@ -1,4 +1,4 @@
-"""Reads of the spot pool: who is donated, what it earns, and how long reclaims take."""
+"""Reads of the spot pool: who is donated, what it is offered at, and how long reclaims take."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -106,7 +106,7 @@ class PoolTotals:
     """Counts of the spot pool over a period."""
 
     donated_hours: float
-    earned_usd: float | None
+    offered_usd: float | None
     """At the spot prices that are known; None where none is of what was donated."""
     unpriced_hours: float
     """Of those donated, hours of GPU types without a spot price."""
@@ -119,12 +119,12 @@ class PoolTotals:
 def totals(since: datetime, until: datetime) -> PoolTotals:
     """Return the totals of donations within [since, until)."""
     rows = list(within(since, until))
-    hours = [(row.donated_s(since, until) / 3600, row.earned_usd(since, until)) for row in rows]
+    hours = [(row.donated_s(since, until) / 3600, row.offered_usd(since, until)) for row in rows]
     ended = [row for row in rows if row.ended_at is not None and since <= row.ended_at < until]
     return PoolTotals(
         sum(each for each, _ in hours),
-        _sum(earned_usd for _, earned_usd in hours),
-        sum(each for each, earned_usd in hours if earned_usd is None),
+        _sum(offered_usd for _, offered_usd in hours),
+        sum(each for each, offered_usd in hours if offered_usd is None),
         _count(ended, DonationState.RECLAIMED),
         _count(ended, DonationState.REDEPLOYED),
         sum(row.evicted_requests for row in rows),
@@ -149,14 +149,14 @@ def start_of_day(now: datetime) -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class DonatedTime:
-    """Time that instances of one model were donated, its cost and what it earned."""
+    """Time that instances of one model were donated, its cost and its price as spot."""
 
     model: str
     instance_hours: float
     gpu_hours: float
     cost_usd: float
     """At the on-demand price."""
-    earned_usd: float | None
+    offered_usd: float | None
     """At the spot prices that are known; None where none is."""
     unpriced_hours: float
     """Instance-hours of GPU types without a spot price."""
@@ -173,19 +173,19 @@ def donated_time(since: datetime, until: datetime, model: str = "") -> list[Dona
 
 def _donated(name: str, rows: Iterable[Donation], since: datetime, until: datetime) -> DonatedTime:
     instance_hours = gpu_hours = cost_usd = unpriced_hours = 0.0
-    earned = []
+    offered = []
     for row in rows:
         deployment, hours = row.instance.deployment, row.donated_s(since, until) / 3600
         instance_hours += hours
         gpu_hours += hours * deployment.tensor_parallel
         cost_usd += hours * deployment.tensor_parallel * float(deployment.gpu_type.on_demand_usd_per_hour)
-        earned.append(row.earned_usd(since, until))
-        unpriced_hours += hours if earned[-1] is None else 0.0
-    return DonatedTime(name, instance_hours, gpu_hours, cost_usd, _sum(earned), unpriced_hours)
+        offered.append(row.offered_usd(since, until))
+        unpriced_hours += hours if offered[-1] is None else 0.0
+    return DonatedTime(name, instance_hours, gpu_hours, cost_usd, _sum(offered), unpriced_hours)
 
 
-def earned_per_hour(rows: Iterable[Donation]) -> float | None:
-    """Return the dollars that *rows* earn an hour, without those that are asked for; None where no price is known."""
+def offered_per_hour(rows: Iterable[Donation]) -> float | None:
+    """Return the spot price of *rows* an hour, without those that are asked for; None where no price is known."""
     return _sum(row.usd_per_hour for row in rows if row.reclaim_at is None)
 
 

@@ -130,7 +130,7 @@ def close(row: Instance, to: InstanceState, now: datetime) -> None:
         after={
             "donation": donation.pk,
             "donated_s": round(donation.donated_s(), 1),
-            "earned_usd": None if (earned_usd := donation.earned_usd()) is None else round(earned_usd, 4),
+            "offered_usd": None if (offered_usd := donation.offered_usd()) is None else round(offered_usd, 4),
             "reclaim_s": donation.reclaim_s,
             "evicted_requests": donation.evicted_requests,
             "ended_requests": donation.ended_requests,

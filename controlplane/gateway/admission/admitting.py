@@ -48,7 +48,7 @@ class Admitter:
     tokens: TokenBlocks
     prefixes: Prefixes
     next_number: Callable[[], int]
-    zones: Callable[[str, str | None], tuple[str, ...]]
+    zones: Callable[[str, str | None, tuple[str, ...]], tuple[str, ...]]
     clock: Callable[[], float]
     sessions: Sessions = field(default_factory=Sessions)
 
@@ -112,7 +112,8 @@ class Admitter:
             model_rule=rule,
             api_key_id=grant.key_id,
             surface=call.kind.value,
-            zones=self.zones(base, words.regions.get(region)),
+            regions=grant.regions,
+            zones=self.zones(base, words.regions.get(region), grant.regions),
         )
         progress = Progress(
             asked=asked,
@@ -122,6 +123,8 @@ class Admitter:
             trace_context=http.trace_context(),
             task=asyncio.current_task(),
         )
+        if grant.regions:
+            progress.steps.append({"within": ", ".join(grant.regions)})
         if rule:
             progress.note_model(f"{name} has weighted targets; this conversation is served by {call.model}.")
         if call.kind.generates:

@@ -109,6 +109,8 @@ class Grant:
     """Whether limits, and budgets by the minute, apply."""
     models: frozenset[str] = frozenset()
     """Names of models that it may ask for; empty: all."""
+    regions: tuple[str, ...] = ()
+    """Within which its requests have to be served; empty: any."""
 
     def may_ask(self, model: str) -> bool:
         return not self.models or model in self.models
@@ -172,6 +174,11 @@ class Words:
     near: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Other zones of each, nearest first; empty where no region has one."""
 
+    def zones(self, zone: str, regions: tuple[str, ...] = ()) -> list[str]:
+        """Return *zone* and the others, nearest first: those that have one of *regions*, if any."""
+        allowed = {self.regions.get(each) for each in regions}
+        return [each for each in (zone, *self.near.get(zone, ())) if not regions or each in allowed]
+
     def region(self, name: str) -> str:
         """Return *name* if a region has it, or it is empty. Raises ApiError 400."""
         if name and name not in self.regions:
@@ -186,7 +193,9 @@ def _load(hashes: Iterable[str], ids: Collection[int] = ()) -> tuple[dict[str, G
     rows = (
         ApiKey.objects.filter(Q(sha256__in=list(hashes)) | Q(pk__in=ids), revoked_at=None, tenant__active=True)
         .select_related("tenant__default_slo_class__degrades_to")
-        .prefetch_related(Prefetch("tenant__slo_classes", SloClass.objects.select_related("degrades_to")))
+        .prefetch_related(
+            Prefetch("tenant__slo_classes", SloClass.objects.select_related("degrades_to")), "tenant__regions"
+        )
     )
     grants = {}
     for row in rows:
@@ -204,6 +213,7 @@ def _load(hashes: Iterable[str], ids: Collection[int] = ()) -> tuple[dict[str, G
             terms={each.slo_class: each for each in (*map(SloTerms.of, tenant.slo_classes.all()), default)},
             expires_at_s=row.expires_at.timestamp() if row.expires_at else None,
             models=frozenset(row.allowed_models),
+            regions=tenant.residency,
         )
     regions = dict(Region.objects.values_list("name", "zone"))
     return grants, Words(classes, regions, near_zones(regions) if any(regions.values()) else {})

@@ -32,9 +32,11 @@ from controlplane.fleet.models import (
     Launcher,
     Rollout,
     RolloutState,
+    Tier,
 )
 from controlplane.fleet.spot import selectors as spot_selectors
 from controlplane.fleet.spot import services as spot
+from controlplane.fleet.swaps import times
 from controlplane.planning.json_values import plain
 from controlplane.planning.models import MoveSource, ScalingMove, ScalingPlan
 from controlplane.rows import narrowed
@@ -299,11 +301,13 @@ class _Method:
     deployment: Deployment
     instance: Instance | None  # None: a new row
     below_minimum: bool
+    serves_in_s: float = 0.0
+    """As measured; 0 where that does not decide (`addition_rank`)."""
 
-    def rank(self) -> tuple[int, float]:
+    def rank(self) -> tuple[int, float, int, float]:
         from scheduling.scaling.ranking import addition_rank
 
-        return addition_rank(int(self.source), _usd(self.deployment), self.below_minimum)
+        return addition_rank(int(self.source), self.serves_in_s, _usd(self.deployment), self.below_minimum)
 
     def go(self, why: Why) -> tuple[Instance, str]:
         row = self.instance
@@ -339,8 +343,10 @@ def _methods(deployments: Sequence[Deployment]) -> list[_Method]:
     """Return every method; within a deployment, the last changed comes first."""
     from scheduling.scaling.ranking import Source
 
-    methods = []
+    reclaim_s = spot_selectors.reclaim_times(timezone.now()).expected_s
+    woken, methods = times.read(), []
     for deployment in deployments:
+        known_s = {Source.OWN_SPOT: reclaim_s, Source.ASLEEP: woken.load(deployment, Tier.CPU).seconds}
         own = deployment.instances.exclude(state__in=PRESENT)
         rows = list(own.select_related("node", "deployment__model", "deployment__region"))
         rows.sort(key=lambda row: row.state_changed_at, reverse=True)
@@ -348,9 +354,10 @@ def _methods(deployments: Sequence[Deployment]) -> list[_Method]:
         for row in rows:
             source = _source(row)
             if source is not None:
-                methods.append(_Method(source, deployment, row, missing > 0))
+                methods.append(_Method(source, deployment, row, missing > 0, known_s.get(Source(source), 0.0)))
         if (donated := _other_spot(deployment)) is not None:
-            methods.append(_Method(Source.OTHER_SPOT, deployment, donated, missing > 0))
+            takes_s = spot_selectors.redeploy_s(deployment, donated)
+            methods.append(_Method(Source.OTHER_SPOT, deployment, donated, missing > 0, takes_s))
         if missing > 0 and (_coming_back(rows) >= missing or _looping(rows) >= deployment.max_instances):
             continue  # they will be restarted; another row would probably fail too
         methods.append(_Method(Source.NEW, deployment, None, missing > 0))

@@ -4,6 +4,9 @@ Fitted forecasters are stored in the state folder, one file per series, refitted
 windows. Losing a file costs a fit. Plans use the series of all interactive SLO classes together; those of all deferred
 classes together are for display.
 
+A model for which no forecaster is set has the one of the least error in backtests on its own demand, of those that are quick
+to fit (`choose_forecasters`).
+
 Forecasters that are slow to fit (ARIMA, mLSTM) are fitted by a separate job, `fit_forecasters`: until then, and for
 other series, the best quick one is used, and the forecast notes it.
 """
@@ -17,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from django.conf import settings
@@ -43,6 +46,10 @@ GROWN = 1.5
 """Refit once the known windows have grown by this factor."""
 REFITS_SHARE = 0.5
 """Share of the forecast period after which no more forecasters are refitted; the others wait for the next round."""
+LEAST_BACKTEST = 48
+"""Minimum windows of a model's demand for a backtest; with fewer, the best of the shipped backtests is used."""
+JUDGED = 144
+"""Newest windows that a backtest judges, at most."""
 FAILED_KIND = "planning.forecaster_failed"
 SAY_AGAIN = timedelta(minutes=15)
 """Minimum interval between events about failed forecasters."""
@@ -129,12 +136,14 @@ def fit_forecasters(now: datetime, requested_work_waits: Callable[[], bool] = la
 
     Stops early when *requested_work_waits*. Failures are reported as by `make_forecasts`.
     """
-    endpoints = [endpoint for endpoint in demand.endpoints() if _is_slow(forecaster_name(endpoint[0]))]
+    endpoints = demand.endpoints()
     if not endpoints:
         return 0
     known = _known(now)
     if known.known < LEAST_WINDOWS:
         return 0
+    choose_forecasters(known, requested_work_waits)
+    endpoints = [endpoint for endpoint in endpoints if _is_slow(forecaster_name(endpoint[0]))]
     making, count = _Making(known), 0
     for endpoint in endpoints:
         for quantity in Quantity:
@@ -149,6 +158,53 @@ def fit_forecasters(now: datetime, requested_work_waits: Callable[[], bool] = la
     return count
 
 
+def choose_forecasters(known: demand.DemandSeries, requested_work_waits: Callable[[], bool]) -> None:
+    """Choose the forecaster of each model for which none is set, by a backtest on its demand in all regions; once a refit
+    period, or when that has grown.
+    """
+    from forecasting.workload import FORECASTERS, Series, backtest, unavailable_reason
+
+    quick = {name: of for name, of in FORECASTERS.items() if not of.slow_to_fit and not unavailable_reason(name)}
+    chosen, at_s = _chosen(), time.time()
+    for model in {model for model, _ in demand.endpoints() if not tuned(model).FORECASTER}:
+        if requested_work_waits():
+            return
+        own = [known.of(each, of) for each in demand.endpoints() if each[0] == model for of in Quantity]
+        tokens = np.asarray(np.sum(own, axis=0), np.float64)
+        series = Series(known.start.timestamp(), float(known.window_s), tokens, model)
+        windows = int(np.count_nonzero(series.known))
+        before = chosen.get(model, {"windows": 0, "at_s": 0.0})
+        grown = windows > GROWN * before["windows"]
+        if windows < LEAST_BACKTEST or (not grown and at_s - before["at_s"] < tuned().FORECAST_REFIT_S):
+            continue
+        judged = min(len(series) // 3, JUDGED)
+        try:
+            rows = backtest(series, quick, len(series) - judged, tuned().FORECAST_WINDOWS)
+        except ValueError:  # nothing was asked of it lately
+            continue
+        errors = {row["forecaster"]: row["error"] for row in rows}
+        chosen[model] = {
+            "name": min(errors, key=errors.__getitem__),
+            "errors": errors,
+            "windows": windows,
+            "at_s": at_s,
+        }
+        _chosen_file().parent.mkdir(parents=True, exist_ok=True)
+        _chosen_file().write_text(json.dumps(chosen))
+
+
+def _chosen_file() -> Path:
+    return Path(settings.STATE_DIR) / "forecasters" / "chosen.json"
+
+
+def _chosen() -> dict[str, Any]:
+    """Return by model its last backtest, and the forecaster of the least error in that."""
+    try:
+        return cast("dict[str, Any]", json.loads(_chosen_file().read_text()))
+    except (OSError, ValueError):
+        return {}
+
+
 def _is_slow(name: str) -> bool:
     from forecasting.workload import FORECASTERS
 
@@ -156,10 +212,10 @@ def _is_slow(name: str) -> bool:
 
 
 def forecaster_name(model: str = "") -> str:
-    """Return the forecaster used for *model*, or the default: the best one where the chosen one is unavailable."""
+    """Return the forecaster used for *model*: the one that is set, else the best in its backtests, else by default."""
     from forecasting.workload import usable
 
-    return usable(tuned(model).FORECASTER)
+    return usable(tuned(model).FORECASTER or _chosen().get(model, {}).get("name", ""))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from scheduling.routing.models import RULES, ModelRule
 from scheduling.routing.prefix_affinity import BLOCK_TOKENS, Affinity, allocate_affinity
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.routing.routers import LEAST_DELAY, LOOK_AHEAD
-from scheduling.scaling.spot import spot_policy
-from scheduling.simulation.cluster.description import Cluster
+from scheduling.scaling.spot import redeploy_s, spot_policy
+from scheduling.simulation.cluster.description import Cluster, EndpointKey
 from scheduling.simulation.cluster.event_queue import allocate_events
 from scheduling.simulation.cluster.world import (
     CHANGE,
@@ -51,10 +51,10 @@ FIRST_CHANGES = 1024
 def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: int = 0) -> World:
     """Return the world at time 0. Raise ValueError for requests invalid on *cluster*; the first *held* arrived earlier."""
     came_s = requests.arrival_s if not held else np.maximum(requests.arrival_s, 0.0)
-    check_requests(requests._replace(arrival_s=came_s), cluster.models, cluster.regions, cluster.longest_tokens())
+    check_requests(requests._replace(arrival_s=came_s), cluster.models, cluster.origins, cluster.longest_tokens())
     check_prefixes(requests, cluster.cached_block_sizes())
     specs, keys = cluster.instances, cluster.endpoints
-    instances, own, regions = len(specs), len(keys), len(cluster.regions)
+    instances, own, origins = len(specs), len(keys), len(cluster.origins)
     count = int(requests.arrival_s.size)
     judges = bool(requests.judged.any())  # a request may be degraded to any class
     lends = bool((requests.held & OPPORTUNISTIC).any()) or (
@@ -93,13 +93,13 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
     first, candidates = [0], list[int]()
     for opportunistic in range(1 + lends):
         for model in cluster.models:
-            for region in cluster.regions:
-                nearest = cluster.candidates(model, region)
+            for origin in cluster.origins:
+                nearest = cluster.candidates(model, *origin)
                 candidates += [own + at for at in nearest] * opportunistic + nearest
                 first.append(len(candidates))
     slots = max(1, min(count, FIRST_WAITING))
     takes_time = any(cluster.policy(key).round_trip_s for key in keys)
-    nodes = 2 * instances + regions * regions + endpoints * (1 + takes_time)
+    nodes = 2 * instances + origins * origins + endpoints * (1 + takes_time)
     sweeps = cluster.sweeps or lends  # what waits for donated instances when these are reclaimed has to move
     if takes_time:
         held_at_once *= 2  # an allowance never exceeds what runs at once
@@ -137,7 +137,7 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
         policies=policies,
         candidate_first=np.array(first, np.int64),
         candidates=np.array(candidates, np.int32),
-        latency_s=cluster.latency_s,
+        latency_s=np.tile(cluster.latency_s, (1 + len(cluster.residency),) * 2),
         held=np.zeros(slots, np.int64),
         kept_tokens=np.zeros(count if lends else 1, np.int32),
         **_fallbacks(cluster),
@@ -148,11 +148,12 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
         lives=_lives(cluster),
         no_rows=NO_ROWS,
         travelling=np.zeros(count if cluster.latency_s.any() else 1, np.int64),
-        link=np.full((2, regions * regions), -1, np.int64),
+        link=np.full((2, origins * origins), -1, np.int64),
         sent=np.full((2, endpoints), -1, np.int32),
         decisions=np.zeros(count + 2 * slots if decisions else 0, DECISION),
         busy=np.zeros(instances, np.uint8),
         least_tokens=np.zeros(instances),
+        kept_kinds=np.zeros(2 + 2 * len(cluster.residency), np.uint8),
         affinity=_affinity(cluster, policies, slots),
         run_state=_run_state(cluster, nodes if sweeps else -1),
     )
@@ -221,8 +222,16 @@ def _lives(cluster: Cluster) -> LifeArrays:
         changes=np.zeros(FIRST_CHANGES, CHANGE),
         reclaims_s=np.zeros(0),
         fits=np.array(fits, np.uint8),
+        redeploy_s=np.array([_redeploy_s(cluster, key) for key in cluster.endpoints]),
         groups=_swap_groups(cluster, instances),
     )
+
+
+def _redeploy_s(cluster: Cluster, key: EndpointKey) -> float:
+    """Return the seconds to bring up the model of the endpoint *key* on a spot instance of another, measured or usual."""
+    own = [spec for spec in cluster.instances if (spec.model, spec.region) == key]
+    local_s = next((spec.redeploy_s for spec in own if spec.redeploy_s is not None), cluster.delays.local_weights_s)
+    return redeploy_s(local_s, pull_s=max(spec.pull_s or 0.0 for spec in own))
 
 
 def _swap_groups(cluster: Cluster, instances: NDArray[np.void]) -> NDArray[np.void]:
@@ -297,7 +306,8 @@ def _run_state(cluster: Cluster, sweep_node: int) -> NDArray[np.void]:
     record.sweep_node, record.sweep_s = sweep_node, np.inf
     record.at_door = record.may_fall_back = record.asked_fallback = -1
     record.caches, record.share_spot = bool(cluster.cached_block_sizes()), cluster.share_spot
-    record.wake_s = cluster.delays.wake_s
+    record.wake_s, record.spot_median_s = cluster.delays.wake_s, cluster.delays.spot_median_s
+    record.regions = len(cluster.regions)
     if cluster.reactive is not None:
         record.reactive = 1
         for name in ("out_above", "in_below", "cooldown_s", "min_instances", "max_instances"):

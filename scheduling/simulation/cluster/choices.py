@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import compiled_inline, compiled_internal, index
+from scheduling.policy import MEMORY
 from scheduling.queueing.held import HELD, OPPORTUNISTIC
 from scheduling.routing.regions import asked_work_s, backlog_s, first_choice, first_with_room, fullness
 from scheduling.routing.routers import has_room, shortest_queue
@@ -91,9 +92,15 @@ def shortest(world: World, endpoint: int, slot: int, now_s: float, source: int) 
 
 
 @compiled_inline
-def _fullness(world: World, endpoint: int, more_tokens: int, left_s: float, now_s: float) -> float:
-    """Return `regions.pressure` of *endpoint*, whose sums lack *more_tokens*; *left_s* is its backlog."""
+def _fullness(
+    world: World, endpoint: int, more_tokens: int, left_s: float, now_s: float, memory: bool = False
+) -> float:
+    """Return `regions.pressure` of *endpoint*, whose sums lack *more_tokens*, or use of *memory* alone; *left_s* is its
+    backlog.
+    """
     total = world.engines.totals[endpoint]
+    if memory and total.kv_capacity_tokens > 0:
+        return float((total.kv_tokens + more_tokens) / total.kv_capacity_tokens)
     return fullness(
         total.kv_tokens + more_tokens,
         total.kv_capacity_tokens,
@@ -107,19 +114,22 @@ def _fullness(world: World, endpoint: int, more_tokens: int, left_s: float, now_
 
 
 @compiled_inline
-def _pressure(world: World, endpoint: int, low: float, high: float, left_s: float, now_s: float, source: int) -> float:
-    """Return a number that compares with *low* and *high* as `regions.pressure` of *endpoint* with backlog *left_s* does.
+def _pressure(
+    world: World, endpoint: int, low: float, high: float, left_s: float, now_s: float, source: int, memory: bool = False
+) -> float:
+    """Return a number that compares with *low* and *high* as `regions.pressure` of *endpoint* with backlog *left_s* does, or
+    its use of *memory* alone.
 
     The memory growth by sequences beyond their expected tokens is bounded, and mostly the bound suffices.
     """
-    least = _fullness(world, endpoint, 0, left_s, now_s)
+    least = _fullness(world, endpoint, 0, left_s, now_s, memory)
     if least > high:
         return least
-    most = _fullness(world, endpoint, grown_at_most(world.engines, endpoint, now_s), left_s, now_s)
+    most = _fullness(world, endpoint, grown_at_most(world.engines, endpoint, now_s), left_s, now_s, memory)
     if most < low or (least >= low and most <= high):
         return least
     observe_memory(world.fleet, world.endpoints, world.engines, endpoint, now_s, source)
-    return _fullness(world, endpoint, 0, left_s, now_s)
+    return _fullness(world, endpoint, 0, left_s, now_s, memory)
 
 
 @compiled_inline
@@ -137,10 +147,9 @@ def _use(seen: Moment, endpoint: int) -> float:
 
 
 @compiled_inline
-def candidates_of(world: World, model: int, region: int, opportunistic: bool) -> tuple[int, int, int]:
+def candidates_of(world: World, model: int, origin: int, opportunistic: bool) -> tuple[int, int, int]:
     """Return where in `World.candidates` those of a request begin and end, and how many of them are donated instances'."""
-    regions = world.latency_s.shape[0]
-    at, lent = model * regions + region, 0
+    at, lent = model * world.latency_s.shape[0] + origin, 0
     if opportunistic and world.policies.size > world.lives.fits.shape[0]:
         lent = int(world.candidate_first[at + 1] - world.candidate_first[at])
         at += (world.candidate_first.size - 1) // 2
@@ -222,7 +231,8 @@ def wait_for_fallback(world: World, endpoint: int, now_s: float) -> bool:
         slot = int(waiting.heap[endpoint, at])
         request = int(world.held[slot])
         wait_s = max(now_s - world.arrivals.arrival_s[request], world.expected_wait_s[request])
-        if (not serves or wait_s > most_s) and may_fall_back(world, request):
+        bound = column(world.arrivals.region, request) >= world.run_state[0].regions  # what serves may not serve it
+        if (bound or not serves or wait_s > most_s) and may_fall_back(world, request):
             return True
     return False
 
@@ -236,7 +246,7 @@ def trigger(world: World, endpoint: int, now_s: float, source: int) -> int:
         return 0
     above, below = float(run_state.out_above), float(run_state.in_below)
     # Without the backlog, which is mostly this very request: instances take longer to start than it takes to be served.
-    use = _pressure(world, endpoint, below, above, 0.0, now_s, source)
+    use = _pressure(world, endpoint, below, above, 0.0, now_s, source, policy.scale_by == MEMORY)
     least, most = int(run_state.min_instances), int(run_state.max_instances)
     # Without patience, instances on the way count as ready, and no other condition applies.
     return reactive_move(use, int(policy.serving), 0, 0, since_s, 0.0, above, below, cooldown_s, least, most, 0.0)

@@ -69,6 +69,8 @@ class InstanceSpec:
     """Measured median time of a reclaim from spot; None: by the `Delays`, or like a start where that is measured."""
     pull_s: float | None = None
     """Time to pull the weights into its region before a new machine loads them, 0 where they are; None: by the `Delays`."""
+    redeploy_s: float | None = None
+    """Measured time to load its model on the spot instance of another, its weights near; None: by the `Delays`."""
     usd_per_hour: float = 0.0
     """Price of its GPUs: the cheapest candidate is added first, the dearest removed first."""
     spot_usd_per_hour: float = 0.0
@@ -85,6 +87,8 @@ class Cluster:
     models: list[str] = field(default_factory=list)
     """A model's number is its position; models of instances that are missing here are added."""
     regions: list[str] = field(default_factory=list)
+    residency: Sequence[tuple[str, ...]] = ()
+    """Sets of regions within which requests of some tenants have to be served."""
     latency_s: Any = None
     """One way, from region (row) to region (column); None: no time between any."""
     policies: EndpointPolicy | Mapping[EndpointKey, EndpointPolicy] = field(default_factory=EndpointPolicy)
@@ -119,12 +123,17 @@ class Cluster:
     tenant_weights: Sequence[float] = ()
     """Weights of tenants by their number in requests, in orders by application or by share; 1 for further ones."""
     endpoints: list[EndpointKey] = field(init=False, default_factory=list)
+    origins: list[tuple[str, tuple[str, ...]]] = field(init=False, default_factory=list)
+    """Region of a caller, and the regions within which it is served (none: any), by `Requests.region`: a region's number,
+    and further numbers for the same regions within each of *residency*.
+    """
 
     def __post_init__(self) -> None:
         self.models = list(dict.fromkeys([*self.models, *(spec.model for spec in self.instances)]))
         self.regions = list(dict.fromkeys([*self.regions, *(spec.region for spec in self.instances)]))
         self.names = self.names or self.models
         self.endpoints = list(dict.fromkeys((spec.model, spec.region) for spec in self.instances))
+        self.origins = [(region, within) for within in ((), *self.residency) for region in self.regions]
         count = len(self.regions)
         self.latency_s = np.zeros((count, count)) if self.latency_s is None else np.array(self.latency_s, np.float64)
 
@@ -147,15 +156,19 @@ class Cluster:
         """Return its profile, for orderings that compare service times."""
         return self.reference_engine(key).profile
 
-    def candidates(self, model: str, region: str) -> list[int]:
-        """Return the endpoints of *model* in the order that a caller in *region* prefers."""
+    def candidates(self, model: str, region: str, within: Collection[str] = ()) -> list[int]:
+        """Return the endpoints of *model* in the order that a caller in *region* prefers; *within* regions, or any."""
         latency_s = self.latency_s[self.regions.index(region)]
-        places = {where: at for at, (name, where) in enumerate(self.endpoints) if name == model}
+        places = {
+            where: at
+            for at, (name, where) in enumerate(self.endpoints)
+            if name == model and (not within or where in within)
+        }
         return [places[to] for to in by_preference(region, places, lambda to: latency_s[self.regions.index(to)])]
 
     def nearest(self) -> list[list[int]]:
-        """Return the endpoint that callers prefer, by model and their region; 0 where the model is served nowhere."""
-        return [[next(iter(self.candidates(model, region)), 0) for region in self.regions] for model in self.models]
+        """Return the endpoint that callers prefer, by model and their origin; 0 where the model is not served to them."""
+        return [[next(iter(self.candidates(model, *origin)), 0) for origin in self.origins] for model in self.models]
 
     def engines(self) -> dict[tuple[str, str], EngineConfig]:
         """Return the engine of each model on each GPU type, for redeploying: the first instance's."""
@@ -203,6 +216,7 @@ def cluster_of(scenario: Scenario) -> Cluster:
         },
         pooling=pooling,
         regions=regions,
+        residency=list(dict.fromkeys(map(tuple, scenario.residency.values()))),
         latency_s=[[latency_ms(given_ms, here, to, unknown_ms=0.0) / 1000 for to in regions] for here in regions],
         policies=policies,
         sweeps=of_all.sweeps,
@@ -249,6 +263,7 @@ def _instances(scenario: Scenario, gpu_types: Sequence[str], engines: Sequence[E
                         start_s=group.start_s,
                         reclaim_s=group.reclaim_s,
                         pull_s=group.pull_s,
+                        redeploy_s=group.redeploy_s,
                         sharing=_sharing(scenario, group, region, number),
                         **(NO_LIMITS if group.takes_all else {}),
                     )

@@ -17,7 +17,7 @@ from scheduling.lookahead.maps import leave
 from scheduling.routing.adapters import forget_adapters
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.routing.routers import prefilled, release
-from scheduling.scaling.spot import Donated, first_to_redeploy, redeploy_s
+from scheduling.scaling.spot import Donated, first_to_redeploy
 from scheduling.simulation.cluster.build import give_adapter_slots
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.event_queue import reset_time
@@ -57,10 +57,6 @@ class Lives:
         self._catalog = cluster.engines()
         self._run_state: Any = world.run_state[0]
         self._random = np.random.default_rng(seed)
-        self._pull_s = [
-            max((spec.pull_s or 0.0 for spec in cluster.instances if (spec.model, spec.region) == key), default=0.0)
-            for key in cluster.endpoints
-        ]
 
     @property
     def state(self) -> NDArray[np.int8]:
@@ -149,7 +145,7 @@ class Lives:
         """Return the seconds to load the model of *endpoint* on another's instance; *remote*: its weights are elsewhere."""
         if remote:
             return self.delays.remote_weights_s
-        return redeploy_s(self.delays.local_weights_s, pull_s=self._pull_s[endpoint])
+        return float(self.world.lives.redeploy_s[endpoint])
 
     def swap_to(self, instance: int) -> bool:
         """Give *instance* the GPUs of its swap group; return False if it cannot have them now."""

@@ -152,7 +152,7 @@ def _come(world: World, request: int, now_s: float) -> int:
         refuse(world, request)
         return RUNS
     origin, region = column(world.arrivals.region, request), int(world.policies[endpoint].region)
-    if region != origin:
+    if region != origin % int(world.run_state[0].regions):
         world.run_state[0].forwarded += 1
     latency_s = world.latency_s[origin, region]
     if latency_s > 0.0:

@@ -200,8 +200,8 @@ def _put(world: World, instance: int, after: int, now_s: float, lasts_s: float) 
 @compiled_inline
 def _first_to_add(world: World, endpoint: int) -> int:
     """Return the instance to add to *endpoint* by `addition_rank`; TO_CALLER for another model's, NONE for none."""
-    lives, members = world.lives, world.endpoints.members
-    chosen, best = NONE, (LAST, math.inf)
+    lives, members, run_state = world.lives, world.endpoints.members, world.run_state[0]
+    chosen, best = NONE, (LAST, math.inf, LAST, math.inf)
     for each in (endpoint, spot_of(world, endpoint)):
         if each < 0:
             continue
@@ -210,10 +210,15 @@ def _first_to_add(world: World, endpoint: int) -> int:
             source = SOURCE_OF[life.state]
             if source == NONE or life.swap_group >= 0 or (life.state == DRAINING and life.goal_endpoint >= 0):
                 continue
-            rank = addition_rank(source, float(life.usd_per_hour), False)
+            serves_in_s = 0.0
+            if life.state == SPOT:
+                serves_in_s = float(life.reclaim_times * run_state.spot_median_s)
+            elif life.state == ASLEEP:
+                serves_in_s = float(run_state.wake_s)
+            rank = addition_rank(source, serves_in_s, float(life.usd_per_hour), False)
             if rank < best:
                 chosen, best = int(members[at]), rank
-    if world.run_state[0].share_spot != 0 and best[0] > OTHER_SPOT:
+    if run_state.share_spot != 0 and addition_rank(OTHER_SPOT, float(lives.redeploy_s[endpoint]), 0.0, False) < best:
         for instance in range(lives.instances.size):
             life = lives.instances[instance]
             if lives.fits[endpoint, instance] != 0 and life.state == SPOT and life.swap_group < 0:

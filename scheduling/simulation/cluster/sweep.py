@@ -7,6 +7,9 @@ A sweep runs every `SWEEP_S` while anything waits, by the rules of the live disp
 import math
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from scheduling.compiled import compiled_inline, compiled_internal
 from scheduling.queueing.virtual_queues import fit_groups, reassign
 from scheduling.queueing.waiting_set import free_slot, peek, push, remove, withdraw
@@ -87,18 +90,25 @@ def _expire(world: World, endpoint: int, now_s: float) -> None:
             at -= 1
 
 
+@compiled_inline
+def _kind(world: World, request: int) -> int:
+    """Return the kind of *request*: what differs between kinds is where they may go."""
+    within = int(column(world.arrivals.region, request)) // int(world.run_state[0].regions)
+    return 2 * within + is_opportunistic(world, request)
+
+
 @compiled_internal
-def _first_of(world: World, endpoint: int, opportunistic: bool) -> int:
-    """Return the slot of the first request, *opportunistic* or not, that waits for *endpoint*; -1 for none."""
+def _first_of(world: World, endpoint: int, kept: NDArray[np.uint8]) -> int:
+    """Return the slot of the first request that waits for *endpoint* and is of no kind that is *kept*; -1 for none."""
     waiting, first = world.waiting, peek(world.waiting, endpoint)
-    if first >= 0 and is_opportunistic(world, int(world.held[first])) == opportunistic:
+    if first >= 0 and not kept[_kind(world, int(world.held[first]))]:
         return int(first)
     first = NONE
-    if world.policies.size == world.lives.fits.shape[0]:
-        return first  # none is, and none differs from another
+    if kept.size == 2 and world.policies.size == world.lives.fits.shape[0]:
+        return first  # they are all of one kind
     for at in range(waiting.size[endpoint]):
         slot = int(waiting.heap[endpoint, at])
-        if is_opportunistic(world, int(world.held[slot])) == opportunistic and (
+        if not kept[_kind(world, int(world.held[slot]))] and (
             first < 0 or (waiting.key[slot], waiting.sequence[slot]) < (waiting.key[first], waiting.sequence[first])
         ):
             first = slot
@@ -108,51 +118,49 @@ def _first_of(world: World, endpoint: int, opportunistic: bool) -> int:
 @compiled_internal
 def _rehome(world: World, endpoint: int, now_s: float, source: int) -> int:
     """Move the first request of *endpoint* that is better off elsewhere, and return its new endpoint; else -1."""
-    slot = peek(world.waiting, endpoint)
-    if slot < 0:
+    if peek(world.waiting, endpoint) < 0:
         return NONE
-    opportunistic = is_opportunistic(world, int(world.held[slot]))
-    target = _rehome_kind(world, endpoint, now_s, source, opportunistic)
-    return int(target if target >= 0 else _rehome_kind(world, endpoint, now_s, source, not opportunistic))
-
-
-@compiled_internal
-def _rehome_kind(world: World, endpoint: int, now_s: float, source: int, opportunistic: bool) -> int:
-    """Do so among opportunistic requests, which may go to donated instances, or among the others."""
-    fleet, endpoints, waiting = world.fleet, world.endpoints, world.waiting
-    policy = world.policies[endpoint]
-    slot = _first_of(world, endpoint, opportunistic)
-    if slot < 0:
-        return NONE
-    first, last, _ = candidates_of(world, int(policy.model), int(policy.region), opportunistic)
-    candidates = world.candidates[first:last]
+    fleet, endpoints, waiting, regions = world.fleet, world.endpoints, world.waiting, int(world.run_state[0].regions)
+    policy, kept = world.policies[endpoint], world.kept_kinds
+    threshold = float(policy.region_threshold)
+    for kind in range(kept.size):
+        kept[kind] = 0
+    slot = _first_of(world, endpoint, kept)
     while slot >= 0:
+        request = int(world.held[slot])
+        kind = _kind(world, request)
+        origin = int(policy.region) + regions * (kind // 2)
+        first, last, _ = candidates_of(world, int(policy.model), origin, kind % 2 == 1)
+        candidates = world.candidates[first:last]
         for at in range(candidates.size):
             observe_memory(fleet, endpoints, world.engines, int(candidates[at]), now_s, source)
-        threshold = float(policy.region_threshold)
         target = better_home(fleet, endpoints, candidates, waiting.size, endpoint, threshold, now_s)
-        if target < 0:
-            for at in range(candidates.size):
-                if world.policies[candidates[at]].serving > 0:
-                    return NONE  # one is on its way
+        if target >= 0 and target != endpoint:
+            prompt, output = int(waiting.prompt_tokens[slot]), int(waiting.output_tokens[slot])
+            withdraw(waiting, slot)
+            remove(waiting, slot)
+            push(waiting, target, slot, key_of(world, request, target, prompt, output))
+            note_queued(world, slot, target)
+            world.outcomes[request].endpoint = target
+            world.run_state[0].rehomed += 1
+            expect_end(world, request, target)
+            if world.policies[target].routing == LEAST_DELAY:
+                note_prefix(world, slot, request)
+            return int(target)
+        if target < 0 and not _any_coming(world, candidates):
             give_up(world, slot)
-            slot = _first_of(world, endpoint, opportunistic)
-            continue
-        if target == endpoint:
-            return NONE
-        request = int(world.held[slot])
-        prompt, output = int(waiting.prompt_tokens[slot]), int(waiting.output_tokens[slot])
-        withdraw(waiting, slot)
-        remove(waiting, slot)
-        push(waiting, target, slot, key_of(world, request, target, prompt, output))
-        note_queued(world, slot, target)
-        world.outcomes[request].endpoint = target
-        world.run_state[0].rehomed += 1
-        expect_end(world, request, target)
-        if world.policies[target].routing == LEAST_DELAY:
-            note_prefix(world, slot, request)
-        return target
+        else:
+            kept[kind] = 1
+        slot = _first_of(world, endpoint, kept)
     return NONE
+
+
+@compiled_inline
+def _any_coming(world: World, candidates: NDArray[np.int32]) -> bool:
+    coming = False
+    for at in range(candidates.size):
+        coming = coming or world.policies[candidates[at]].serving > 0
+    return coming
 
 
 @compiled_internal

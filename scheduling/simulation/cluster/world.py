@@ -148,7 +148,9 @@ RUN_STATE = record(
         ("sweeping", np.int64),  # the current endpoint of a sweep
         ("caches", np.uint8),  # whether any engine caches prefixes
         ("share_spot", np.uint8),  # whether a spot instance of another model may be redeployed
-        ("wake_s", np.float64),  # a delay
+        ("wake_s", np.float64),  # delays
+        ("spot_median_s", np.float64),
+        ("regions", np.int64),  # origins of requests are these, and the same within each residency (`Cluster.origins`)
     ]
 )
 """State of the whole run: clock, parameters, counts."""
@@ -230,6 +232,8 @@ class LifeArrays(NamedTuple):
     """Durations of the next reclaims from spot, of which `run_state.reclaims` are used."""
     fits: NDArray[np.uint8]
     """endpoints x instances: whether an instance is in the endpoint's region and could run its model."""
+    redeploy_s: NDArray[np.float64]
+    """By endpoint: seconds to load its model on the spot instance of another."""
     groups: NDArray[np.void]
     """SWAP_GROUP records; a single unused one if no GPUs are shared."""
 
@@ -268,7 +272,7 @@ class World(NamedTuple):
     waiting: WaitingArrays
     engines: EngineArrays
     events: EventTree
-    """Nodes: instances' work; instances' lives; links between regions (from * regions + to); endpoints' batches; requests in
+    """Nodes: instances' work; instances' lives; links between regions (from * origins + to); endpoints' batches; requests in
     transit from endpoints to their instances, where that takes time.
     """
     arrivals: Arrivals
@@ -277,13 +281,13 @@ class World(NamedTuple):
     policies: NDArray[np.void]
     """ENDPOINT records."""
     candidate_first: NDArray[np.int64]
-    """`candidates[candidate_first[at]:candidate_first[at + 1]]`, at = model * regions + region, in order of preference.
+    """`candidates[candidate_first[at]:candidate_first[at + 1]]`, at = model * origins + origin, in order of preference.
 
     Further ones, if any request is opportunistic, are those of opportunistic requests: donated instances come first.
     """
     candidates: NDArray[np.int32]
     latency_s: NDArray[np.float64]
-    """One way, regions x regions."""
+    """One way, origins x origins."""
     held: NDArray[np.int64]
     """The request in each slot of the waiting set."""
     kept_tokens: NDArray[np.int32]
@@ -317,6 +321,8 @@ class World(NamedTuple):
     """Scratch, by instance."""
     least_tokens: NDArray[np.float64]
     """Scratch, by instance."""
+    kept_kinds: NDArray[np.uint8]
+    """Scratch, by kind of waiting requests (`sweep`)."""
     affinity: Affinity
     """Memory of the prefix-aware router; nearly empty if unused."""
     run_state: NDArray[np.void]

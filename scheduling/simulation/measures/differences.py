@@ -59,7 +59,7 @@ class Log:
             [(one.name, one.model, one.region) for one in cluster.instances],
             list(cluster.regions),
             list(cluster.models),
-            requests.region.astype(np.int16),
+            (requests.region % len(cluster.regions)).astype(np.int16),
             requests.model.astype(np.int16),
             np.asarray(requests.arrival_s),
             np.where(np.isfinite(begin_s), outcomes["instance"], -1).astype(np.int32),

@@ -220,7 +220,7 @@ def _groups(result: Result, tenants: Sequence[str]) -> Iterator[tuple[str, str, 
     yield "all", "all", slice(None)
     columns: list[tuple[str, npt.NDArray[Any], Sequence[str]]] = [
         ("model", requests.model, cluster.models),
-        ("region", requests.region, cluster.regions),
+        ("region", requests.region % len(cluster.regions), cluster.regions),
         ("slo_class", requests.slo_class, [one.slo_class for one in cluster.classes]),
         ("tenant", requests.tenant, tenants),
     ]

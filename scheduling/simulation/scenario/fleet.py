@@ -154,6 +154,8 @@ class Group(ScenarioTable):
 
     reclaim_s: AtLeast0 | None = None
     """Measured median time of a reclaim from spot; default: the `[delays]`, or like a start where `start_s` is given."""
+    redeploy_s: AtLeast0 | None = None
+    """Measured time to load it on the spot instance of another model, its weights near; default: the `[delays]`."""
     pull_s: AtLeast0 | None = None
     """Time to pull the weights into these regions before a new machine loads them, 0 where they are; default: the
     `[delays]`."""

@@ -38,6 +38,8 @@ class Scenario(ScenarioTable):
     regions: Annotated[dict[str, RegionOf], Field(min_length=1)]
     latency_ms: dict[str, dict[str, AtLeast0]] = {}
     """One way, from region to region; the same in reverse unless that is given too."""
+    residency: dict[str, Annotated[list[str], Field(min_length=1)]] = {}
+    """Regions within which the requests of a tenant have to be served; those of tenants that are not named: anywhere."""
     profiles: Annotated[list[ProfileOf], Field(min_length=1)]
     fleet: Annotated[list[Group], Field(min_length=1)]
     swap_groups: dict[str, SwapGroupOf] = {}

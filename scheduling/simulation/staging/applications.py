@@ -145,7 +145,7 @@ def known_graph(
     longest: dict[str, float] = {each.model: each.longest_tokens for each in served}
     graph = DemandGraph(name, units, [_clipped(each, units, longest)[0] for each in records])
     of_model = {each.model: each.rate for each in served}
-    rates = {unit: of_model.get(each.kind == "llm" and each.name, ServiceRate()) for unit, each in units.items()}
+    rates = {unit: of_model.get(each.name if each.kind == "llm" else "", ServiceRate()) for unit, each in units.items()}
     return KnownGraph.of(graph, rates, refined=known == "graph", whole=known == "whole", learns=learns)
 
 

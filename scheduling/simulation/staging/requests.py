@@ -40,7 +40,7 @@ def requests_of(
         workload.prompt_tokens,
         workload.output_tokens,
         model=_codes(workload.model, cluster.models),
-        region=_codes(workload.region, cluster.regions),
+        region=_origins(scenario, cluster, workload),
         predicted_tokens=_predicted(scenario, cluster, workload, seed),
         slo_class=slo_class,
         tenant=workload.tenant.codes,
@@ -55,6 +55,16 @@ def requests_of(
         asked=_asked(cluster, workload),
     )
     return requests._replace(prefix_first=prefix_first, prefix_hashes=prefix_hashes)
+
+
+def _origins(scenario: Scenario, cluster: Cluster, workload: Workload) -> NDArray[np.int16]:
+    """Return `Requests.region`: the callers' regions, within those to which tenants are bound (`Cluster.origins`)."""
+    region = _codes(workload.region, cluster.regions)
+    if not cluster.residency:
+        return region
+    numbers = {(): 0} | {each: number for number, each in enumerate(cluster.residency, 1)}
+    within = [numbers[tuple(scenario.residency.get(name, ()))] for name in workload.tenant.names]
+    return region + np.array(within, np.int16)[workload.tenant.codes] * np.int16(len(cluster.regions))
 
 
 def _held(cluster: Cluster, workload: Workload, slo_class: NDArray[np.int16]) -> NDArray[np.int8] | int:

@@ -162,7 +162,7 @@ def check_prefixes(requests: Requests, block_sizes_tokens: set[int]) -> None:
 
 
 def check_requests(
-    requests: Requests, models: Sequence[str], regions: Sequence[str], longest_tokens: Sequence[int]
+    requests: Requests, models: Sequence[str], regions: Sequence[object], longest_tokens: Sequence[int]
 ) -> None:
     """Raise ValueError naming the column, the first invalid element and its value.
 

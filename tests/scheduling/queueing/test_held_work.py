@@ -220,7 +220,7 @@ def test_each_request_leaves_once_and_in_the_order_of_a_plain_list(data):
             due_s=data.draw(st.sampled_from([math.inf, now_s + 100, now_s + 5000])),
             service_s=data.draw(st.floats(0, 1000)),
             tokens=data.draw(st.integers(1, 3000)),
-            region=data.draw(st.sampled_from(["", "east", "west"])),
+            regions=data.draw(st.sampled_from([(), ("east",), ("west", "north"), ("east", "west")])),
             opportunistic=data.draw(st.booleans()),
         )
         work.hold(request)
@@ -235,7 +235,11 @@ def test_each_request_leaves_once_and_in_the_order_of_a_plain_list(data):
         )
         releases = work.pull([one], now_s)
         fitting = sorted(
-            (each for each in plain.values() if each.model == one.model and each.region in ("", one.region)),
+            (
+                each
+                for each in plain.values()
+                if each.model == one.model and one.region in (each.regions or [one.region])
+            ),
             key=lambda each: (
                 each.opportunistic,
                 each.arrived_s if by == USE or each.opportunistic else each.start_by_s,

@@ -487,3 +487,15 @@ def test_the_papers_strategies_leave_that_to_the_floor(name):
     quiet = view(waiting=40, use=0.8)
     for each in (None, advice(4)):
         assert make_strategy(name).decide(100.0, [one], [each]) == make_strategy(name).decide(100.0, [quiet], [each])
+
+
+@pytest.mark.parametrize("name", ["reactive", "lt_u", "lt_ua"])
+@pytest.mark.parametrize(
+    ("use", "kv_use", "by_memory", "delta"),
+    [(0.5, 0.8, True, 1), (0.5, 0.8, False, 0), (0.9, 0.5, True, 0), (0.9, 0.5, False, 1), (inf, 0.0, True, 1)],
+)
+def test_use_is_memory_where_the_policy_says_so(name, use, kv_use, by_memory, delta):
+    seen = view(use=use, kv_use=kv_use, by_memory=by_memory, **({"ready": 0, "coming": 1} if use == inf else {}))
+    moves = make_strategy(name).decide(100.0, [seen], [advice(9)])
+    assert [move.delta for move in moves] == [delta] * (delta != 0)
+    assert all(move.reason.startswith("Memory use is 80%") for move in moves if by_memory and use < inf)

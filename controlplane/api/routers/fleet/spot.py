@@ -11,7 +11,7 @@ from controlplane.api.resources import add_list, schema_of
 from controlplane.api.schemas import Described
 from controlplane.fleet.spot import selectors as spot
 from controlplane.resources.spot import DONATIONS
-from controlplane.usage.by_use import dollars_by_use, last_hours
+from controlplane.usage.by_use import dollars_by_use, last_hours, spot_income_usd
 
 router = Router(auth=VIEWERS, tags=["Spot pool"])
 
@@ -25,8 +25,10 @@ class DollarsOut(Described):
     total_usd: float
     donated_hours: float
     """Instance-hours donated to the spot pool."""
-    earned_usd: float | None
-    """That these earned at the spot price; null where none is known. The dollars above are what instances cost."""
+    offered_usd: float | None
+    """What these would earn at the spot price if they were leased throughout; null where none is known."""
+    income_usd: float
+    """What tenants were charged for opportunistic requests. The dollars above are what instances cost."""
     unpriced_hours: float
     """Of those donated, instance-hours of GPU types without a spot price."""
 
@@ -35,10 +37,10 @@ class PoolOut(Described):
     donated: int
     """Instances donated, or being reclaimed."""
     usd_per_hour: float | None
-    """Earned per hour now: the spot price of each donated instance; null where none is known."""
+    """The spot price of the instances that are donated now; null where none is known."""
     donated_hours_today: float
     """Instance-hours donated today, in UTC."""
-    earned_usd_today: float | None
+    offered_usd_today: float | None
     """Null where no GPU type of what was donated has a spot price."""
     unpriced_hours_today: float
     """Of those donated, instance-hours of GPU types without a spot price."""
@@ -66,9 +68,9 @@ def get_spot_pool(request: ApiRequest, hours: int = QueryParam(24, ge=1, le=8784
     dollars, pool = dollars_by_use(since, until), spot.totals(since, until)
     return {
         "donated": len(rows),
-        "usd_per_hour": spot.earned_per_hour(rows),
+        "usd_per_hour": spot.offered_per_hour(rows),
         "donated_hours_today": today.donated_hours,
-        "earned_usd_today": today.earned_usd,
+        "offered_usd_today": today.offered_usd,
         "unpriced_hours_today": today.unpriced_hours,
         "reclaims_today": today.reclaims,
         "redeployments_today": today.redeployments,
@@ -81,7 +83,8 @@ def get_spot_pool(request: ApiRequest, hours: int = QueryParam(24, ge=1, le=8784
         | {
             "total_usd": dollars.total_usd,
             "donated_hours": pool.donated_hours,
-            "earned_usd": pool.earned_usd,
+            "offered_usd": pool.offered_usd,
+            "income_usd": spot_income_usd(since, until),
             "unpriced_hours": pool.unpriced_hours,
         },
     }

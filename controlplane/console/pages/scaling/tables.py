@@ -171,6 +171,7 @@ WORDS = {
     "PLAN_DEMAND": "demand planned for",
     "NIW_RELEASE": "release of held requests",
     "PLAN_NIW_BUFFER": "room for deferred work",
+    "SPOT_DONATE": "spot pool",
     **{name: declared.knob.title for name, declared in SETTINGS.items()},
 }
 """The page's names of the settings in a bundle."""

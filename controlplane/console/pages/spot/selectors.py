@@ -8,6 +8,7 @@ from controlplane.console.live.state import LiveState
 from controlplane.fleet.models import Donation, Model
 from controlplane.fleet.spot import selectors as spot
 from controlplane.tuning.selectors import tuned
+from controlplane.usage.by_use import spot_income_usd
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,9 @@ def pool(state: LiveState, now: datetime) -> dict[str, Any]:
     donating = [model.name for model in Model.objects.filter(active=True) if tuned(model.name).SPOT_DONATE]
     return {
         "pool": rows,
-        "pool_usd_per_hour": spot.earned_per_hour(row.donation for row in rows),
+        "pool_usd_per_hour": spot.offered_per_hour(row.donation for row in rows),
         "pool_today": spot.totals(spot.start_of_day(now), now),
+        "income_usd": spot_income_usd(spot.start_of_day(now), now),
         "reclaims": times,
         "reclaim_limit_s": tuned().SPOT_RECLAIM_S,
         "let_go_at": spot.last_let_go_at(),

@@ -1,4 +1,4 @@
-"""The spot pool: who let what go, what it earns, and taking it back."""
+"""The spot pool: who let what go, what it is worth, and taking it back."""
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
