@@ -14,7 +14,7 @@ from controlplane.dispatch.token_accounts import TokenAccounts
 from controlplane.dispatch.waiting_queue import WaitingQueue
 from scheduling.applications.standings import FIRST_S
 from scheduling.compiled import uncompiled
-from scheduling.queueing.running import prefill_s
+from scheduling.fleet.kv_cost import prefill_s
 from scheduling.routing import candidates as columns
 from scheduling.routing.adapters import TIERS
 from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, LEAST_DELAY, LOOK_AHEAD, POLICY_CODES

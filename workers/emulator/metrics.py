@@ -44,6 +44,8 @@ GAUGES: Final = {
 COUNTERS: Final = {
     "prefix_cache_queries": "prefix_queries",
     "prefix_cache_hits": "prefix_hits",
+    "external_prefix_cache_hits": "restored_tokens",
+    "kv_offload_load_time": "restore_s",
     "num_preemptions": "preemptions",
     "prompt_tokens": "prompt_tokens",
     "generation_tokens": "generation_tokens",
@@ -76,6 +78,7 @@ class Metrics:
         self.sleep_level: int | None = None  # None: awake
         self.preemptions = self.rejected = 0
         self.prefix_queries = self.prefix_hits = 0  # tokens looked up in the prefix cache, and found there
+        self.restored_tokens = self.restore_s = 0.0
         self.prompt_tokens = self.generation_tokens = 0
         self.finished = dict.fromkeys(FINISH_REASONS, 0)
         self.histograms = {name: Histogram(bounds) for name, bounds in HISTOGRAMS.items()}

@@ -58,6 +58,7 @@ def on_one_model(name: str, part: Mapping[str, Any], scale: float) -> Iterator[e
     for value in part["values"]:
         values: dict[str, Any] = {
             "load": part.get("load", BUSY_LOAD), "mega": 0.0, "waiting_s": WAITING_S, "group_batches": DELTA, "a10": None,
+            "link_gb_s": None,
         } | {part.get("varies", "load"): value}  # fmt: skip
         count = max(1, round(GPUS * scale))
         a10s = 0 if values["a10"] is None else round(values["a10"] * count)
@@ -78,7 +79,7 @@ def _workload_a(
         Stream(BATCH_2, 0.0, waiting=round(values["waiting_s"] * rate)),
     ]
     requests = draw(streams, [served[0][0].name], ARRIVING_S, seed, values["mega"])
-    return one_model(served, system, requests, group_batches=values["group_batches"])
+    return one_model(served, system, requests, link_gb_s=values["link_gb_s"], group_batches=values["group_batches"])
 
 
 def on_nodes(name: str, part: Mapping[str, Any], scale: float) -> Iterator[experiment.Case]:
