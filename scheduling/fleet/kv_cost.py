@@ -8,7 +8,7 @@ there, or would take longer, is recomputed.
 
 from typing import Final
 
-from scheduling.compiled import compiled
+from scheduling.compiled import compiled, uncompiled
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 
 OFFLOADED: Final = 0
@@ -62,6 +62,13 @@ def cost_s(fleet: FleetArrays, instance: int, tokens: float, offloaded: float) -
         t0_s, a_s, b_s, c_s = profile[instance, 0], profile[instance, 1], profile[instance, 2], profile[instance, 3]
     restore_s, per_token_s = offload[instance, RESTORE_S], offload[instance, RESTORE_S_PER_TOKEN]
     return regain_s(t0_s, a_s, b_s, c_s, restore_s, per_token_s, tokens, offloaded)
+
+
+def plain_cost_s(fleet: FleetArrays, instance: int, tokens: float, *, restored: bool = False) -> tuple[float, float]:
+    """Return `cost_s` without Numba, for one request; *restored*: all of it is in CPU memory."""
+    (*prefill, step_s), link = fleet.profile[instance, :5].tolist(), fleet.offload[instance, RESTORE_S:].tolist()
+    known = prefill if step_s > 0.0 else (0.0, 0.0, USUAL_PREFILL_S, 0.0)
+    return uncompiled(regain_s)(*known, *link, float(tokens), float(tokens) * restored)
 
 
 @compiled

@@ -45,7 +45,6 @@ COUNTERS: Final = {
     "prefix_cache_queries": "prefix_queries",
     "prefix_cache_hits": "prefix_hits",
     "external_prefix_cache_hits": "restored_tokens",
-    "kv_offload_load_time": "restore_s",
     "num_preemptions": "preemptions",
     "prompt_tokens": "prompt_tokens",
     "generation_tokens": "generation_tokens",
@@ -108,6 +107,8 @@ class Metrics:
             self._add("gauge", name, labels, attrgetter(attribute))
         for name, attribute in COUNTERS.items():
             self._add("counter", f"{name}_total", labels, attrgetter(attribute))
+        if spec.offload_blocks:
+            self._add("counter", "kv_offload_load_time_total", labels, attrgetter("restore_s"))
         self._parts.append("# TYPE vllm:engine_sleep_state gauge\n")
         for state, level in SLEEP_STATES.items():
             value = _equal(level)

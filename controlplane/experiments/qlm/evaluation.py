@@ -60,7 +60,7 @@ def on_one_model(name: str, part: Mapping[str, Any], scale: float) -> Iterator[e
             "load": part.get("load", BUSY_LOAD), "mega": 0.0, "waiting_s": WAITING_S, "group_batches": DELTA, "a10": None,
             "link_gb_s": None,
         } | {part.get("varies", "load"): value}  # fmt: skip
-        count = max(1, round(GPUS * scale))
+        count = part.get("gpus", max(1, round(GPUS * scale)))
         a10s = 0 if values["a10"] is None else round(values["a10"] * count)
         a100 = MODELS["vicuna_a100" if values["a10"] is None else "mistral_a100"]
         served = [(MODELS["mistral_a10"], "A10")] * a10s + [(a100, "A100")] * (count - a10s)

@@ -266,6 +266,15 @@ def _offload_all(engines: EngineArrays, instance: int, sequence: int, full: int,
         _offload(engines, instance, int(block.owner), int(block.number))
 
 
+@compiled_inline
+def _restored(engine: Any, tokens: int, offloaded: int) -> tuple[int, float]:
+    """Return how many of *tokens* an engine restores, of which *offloaded* are in its CPU memory, and the time of that."""
+    a_s, b_s, c_s = engine.prefill_a_s, engine.prefill_b_s_per_token, engine.prefill_c_s_per_token2
+    base_s, token_s = engine.restore_s, engine.restore_s_per_token
+    _, restored = regain_s(engine.prefill_t0_s, a_s, b_s, c_s, base_s, token_s, float(tokens), float(offloaded))
+    return int(restored), base_s + token_s * restored if restored > 0.0 else 0.0
+
+
 @compiled_internal
 def restore(engines: EngineArrays, instance: int, sequence: int) -> None:
     """Let *sequence*, just admitted, continue from its blocks in CPU memory, unless it is faster to compute them."""
@@ -274,20 +283,11 @@ def restore(engines: EngineArrays, instance: int, sequence: int) -> None:
     at = first
     while at < most and _find(engines, memory, sequence, at) != NONE:
         at += 1
-    _, restored = regain_s(
-        engine.prefill_t0_s,
-        engine.prefill_a_s,
-        engine.prefill_b_s_per_token,
-        engine.prefill_c_s_per_token2,
-        engine.restore_s,
-        engine.restore_s_per_token,
-        float(this.prompt_tokens + this.produced_tokens - this.computed_tokens),
-        float((at - first) * engine.block_size_tokens),
-    )
-    if restored > 0.0:
-        this.load_s += engine.restore_s + engine.restore_s_per_token * restored
-        this.computed_tokens += int(restored)
-        engines.counters[RESTORED_TOKENS] += int(restored)
+    missing = int(this.prompt_tokens + this.produced_tokens - this.computed_tokens)
+    restored, seconds = _restored(engine, missing, (at - first) * int(engine.block_size_tokens))
+    this.load_s += seconds
+    this.computed_tokens += restored
+    engines.counters[RESTORED_TOKENS] += restored
 
 
 @compiled_internal
@@ -406,18 +406,12 @@ def warm_prefix(engines: EngineArrays, instance: int, hashes: NDArray[np.int64],
         if cache.blocks[instance, at].holders == 0:
             _append_idle(engines, instance, at)
     if engine.phase != IDLE:
-        added_s, restored = regain_s(
-            0.0,
-            0.0,
-            engine.prefill_b_s_per_token,
-            engine.prefill_c_s_per_token2,
-            engine.restore_s,
-            engine.restore_s_per_token,
-            float((count - cached) * engine.block_size_tokens),
-            float(offloaded * engine.block_size_tokens),
-        )
-        engine.prewarm_s += added_s
-        engines.counters[RESTORED_TOKENS] += int(restored)
+        missing, size = count - cached, int(engine.block_size_tokens)
+        restored, seconds = _restored(engine, missing * size, offloaded * size)
+        tokens = float(missing * size - restored)
+        engine.prewarm_s += engine.prefill_b_s_per_token * tokens + engine.prefill_c_s_per_token2 * tokens * tokens
+        engine.prewarm_s += seconds
+        engines.counters[RESTORED_TOKENS] += restored
     return int(count - cached)
 
 
