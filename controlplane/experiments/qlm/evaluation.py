@@ -109,7 +109,8 @@ def columns(part: Mapping[str, Any]) -> Sequence[Column]:
     for name in part.get("classes", CLASSES):
         of_class += experiment.columns(shown["of_class"], name=name)
     varied = (part.get("head", "load"), "varied", part.get("format", "{:g}"))
-    return [*experiment.columns([varied, *shown["start"]]), *of_class, *experiment.columns(shown["end"])]
+    end = [*shown["end"], *(shown["restored"] if part.get("varies") == "link_gb_s" else ())]
+    return [*experiment.columns([varied, *shown["start"]]), *of_class, *experiment.columns(end)]
 
 
 def side_by_side(rows: Sequence[experiment.Result]) -> list[experiment.Result]:
