@@ -236,7 +236,7 @@ class PromptPrewarming:
         on_gpu, anywhere = (prompt.tokens_of(count) for count in near)
         prefill = of.prefill_t0_s, of.prefill_a_s, of.prefill_b_s_per_token, of.prefill_c_s_per_token2
         offloaded = float(anywhere - on_gpu) if offload[OFFLOADED] else 0.0
-        return uncompiled(regain_s)(*prefill, *offload[1:], float(prompt.tokens - on_gpu), offloaded)[0]
+        return uncompiled(regain_s)(*prefill, *offload[1:], float(prompt.tokens - on_gpu), offloaded)[0]  # type: ignore[call-arg]
 
     def _near(self, endpoint: int, prompt: Prompt) -> dict[int, tuple[int, int]]:
         """Return how many leading recorded blocks of *prompt* each instance of *endpoint* has on its GPU, and there or in

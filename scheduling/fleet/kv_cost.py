@@ -68,7 +68,7 @@ def plain_cost_s(fleet: FleetArrays, instance: int, tokens: float, *, restored: 
     """Return `cost_s` without Numba, for one request; *restored*: all of it is in CPU memory."""
     (*prefill, step_s), link = fleet.profile[instance, :5].tolist(), fleet.offload[instance, RESTORE_S:].tolist()
     known = prefill if step_s > 0.0 else (0.0, 0.0, USUAL_PREFILL_S, 0.0)
-    return uncompiled(regain_s)(*known, *link, float(tokens), float(tokens) * restored)
+    return uncompiled(regain_s)(*known, *link, float(tokens), float(tokens) * restored)  # type: ignore[call-arg]
 
 
 @compiled

@@ -15,7 +15,7 @@ from scheduling.queueing.ordering import BY_CLASS, ORDERINGS, engine_priority
 
 PRIORITY_BAND = 1000  # vLLM priorities per SLO class; a tenant may demote its own requests within the band
 MAX_BACK = 499
-NOT_RESTORED = {"kv_load_tiers": []}
+NOT_RESTORED: dict[str, list[str]] = {"kv_load_tiers": []}
 """With it vLLM 0.32 computes a prompt of which it has KV in CPU memory (`OffloadingConnectorScheduler`)."""
 
 
