@@ -21,7 +21,7 @@ from scheduling.applications.standings import KnownGraph, PastCall
 
 PERIOD_S: Final = 5.0
 LEARN_AGAIN_S: Final = 60.0
-"""Shortest time between two readings of the graph of one application: one takes 0.1 s of a thread."""
+"""Shortest time between two readings of the graph of one application: one takes 0.3 s of a thread."""
 FIRST_S: Final = 30.0
 """After it took the regions, an owner reads `FIRST_READS` graphs at a time for at most so long."""
 FIRST_READS: Final = 10

@@ -7,7 +7,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('fleet', '0015_region_calendar'),
+        ('fleet', '0016_zones'),
     ]
 
     operations = [
