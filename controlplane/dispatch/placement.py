@@ -13,8 +13,7 @@ from controlplane.dispatch.prompt_blocks import PromptBlocks
 from controlplane.dispatch.token_accounts import TokenAccounts
 from controlplane.dispatch.waiting_queue import WaitingQueue
 from scheduling.applications.standings import FIRST_S
-from scheduling.compiled import uncompiled
-from scheduling.queueing.running import prefill_s
+from scheduling.fleet.kv_cost import OFFLOADED, plain_cost_s
 from scheduling.routing import candidates as columns
 from scheduling.routing.adapters import TIERS
 from scheduling.routing.regions import pressure
@@ -110,6 +109,8 @@ class Placement:
                     self._first_token_s(request, instance),
                     keep_tokens=grouped or endpoint.is_spot,
                     priority=request.asked.priority,
+                    recompute=bool(topology.fleet.offload[instance, OFFLOADED])
+                    and not plain_cost_s(topology.fleet, instance, request.asked.prompt_tokens, restored=True)[1],
                     adapter=request.asked.adapter,
                     adapter_source=topology.adapter_source(request.asked.adapter),
                     unload=request.unload,
@@ -179,7 +180,7 @@ class Placement:
     def _first_token_s(self, request: Request, instance: int) -> float:
         """Return the time limit of the first token of *request* at *instance*: a long prompt has longer."""
         tuned = self.topology.tuned
-        prompt_s = PREFILL_S(self.topology.fleet, instance, float(request.asked.prompt_tokens))
+        prompt_s, _ = plain_cost_s(self.topology.fleet, instance, request.asked.prompt_tokens)
         return max(tuned.FIRST_TOKEN_S, tuned.FIRST_TOKEN_FACTOR * prompt_s)
 
     def _explain(self, request: Request, endpoint: Endpoint, replica: Replica, pulled: Pulled | None) -> Reasons:
@@ -204,7 +205,6 @@ class Placement:
 
 
 CANDIDATES = 8  # shown in a trace
-PREFILL_S = uncompiled(prefill_s)
 
 
 def _rank_of(request: Request) -> RunRank | None:

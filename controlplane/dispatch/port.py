@@ -400,6 +400,7 @@ class Placed(Record, frozen=True):
     first_token_s: float  # time limit of the first token of a stream
     keep_tokens: bool = False  # keep the ids of its output tokens: it may be evicted
     priority: int = 0  # of its class, or as the queue manager released it
+    recompute: bool = False  # its prompt is faster computed than restored from CPU memory there
     adapter: str = ""  # LoRA adapter to load there first, unless it is loaded; "" for none
     adapter_source: str = ""  # folder or repository
     unload: tuple[str, ...] = ()  # adapters to unload there

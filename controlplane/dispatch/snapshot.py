@@ -13,6 +13,7 @@ from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request
 from controlplane.dispatch.observation import Observation
 from controlplane.fleet.lifecycle.states import COMING
 from controlplane.fleet.lifecycle.states import InstanceState as Lifecycle
+from scheduling.fleet.kv_cost import RESTORE_S_PER_TOKEN
 from scheduling.fleet.state import (
     GROUP,
     LONG_AGO_S,
@@ -199,6 +200,7 @@ class Snapshot:
             adapters=[self.dispatcher.topology.adapter_names[at - 1] for at in fleet.adapters[slot].tolist() if at],
             given_tokens=fleet.given_tokens[slot].tolist(),
             iteration_s=self._iteration_s(replica, heard),
+            restore_s_per_token=float(fleet.offload[slot, RESTORE_S_PER_TOKEN]) or None,
         )
 
     def _iteration_s(self, replica: Replica, heard: Mapping[int, float]) -> float | None:

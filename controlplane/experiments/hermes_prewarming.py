@@ -7,6 +7,7 @@ Runs of the workload suite come to Llama-2-7B on one A100, as in `hermes`. Parts
 - `kv`: 500 runs within 15 minutes with 8, 16 or 32 GB for keys and values. Calls of a unit share its system prompt, of which
   there are several versions; vLLM's prefix cache keeps what running calls leave free. The paper does not say what its cache
   holds; how many versions there are is our choice.
+- `offload`: the same with 8 GB on the GPU, and 32 GB of CPU memory for what leaves it, over links of several speeds.
 - `k`: the knob K. Code Generation starts containers and Plan-and-Execution DNN models, each alone, with adapters for the mix
   besides. The paper's cold starts are in a figure without numbers, up to 18 times a call of 1,000 and 100 tokens, which
   takes 2.1 s here; those by backend are our choice.
@@ -59,6 +60,8 @@ def scenario(
     if setting["cold"] == "prefix":
         runs["prompts"] = settings["prompts"]
         group |= {"prefix_caching": True, "kv_tokens": int(setting["memory_gb"] * 1e9 / KV_BYTES)}
+        if "link_gb_s" in policies:
+            group |= LLAMA_7B.offload(setting["offload_gb"], policies.pop("link_gb_s"), KV_BYTES)
         policies["routing"] = "least_delay"  # prompts are warmed by its index
     backends = DATA["backends"].items()
     made = scenario_of(
@@ -102,6 +105,7 @@ def measured(setting: Setting, run: Simulated) -> experiment.Row:
             "came_hits": counters["prefix_came_warm"] / counters["prefix_came"],
             "hits": float((cached >= shared)[shared > 0].mean()),
             "hit_tokens": counters["prefix_hit_tokens"] / counters["prefix_queried_tokens"],
+            "restored_tokens": counters["restored_tokens"] / counters["prefix_queried_tokens"],
         }
     else:
         calls = sum(counters[f"{kind}_{fate}"] for fate in ("hit", "late", "miss"))

@@ -151,6 +151,13 @@ def round_trips_s(rows: QuerySet[LedgerRow]) -> dict[tuple[str, str], float]:
     return {endpoint: float(np.median(measured_s)) for endpoint, measured_s in known.items()}
 
 
+def offload_table(row: Deployment) -> dict[str, Any]:
+    """Return the columns of a group of *row* for KV in CPU memory."""
+    names = ("offload_tokens", "restore_s", "restore_s_per_token")
+    offload = zip(names, row.offload_of(row.kv_offload_gib), strict=True)
+    return {"prefix_caching": True, **dict(offload)} if row.kv_offload_gib else {}
+
+
 def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str, Any]:
     """Return the scenario tables of the fleet and its dispatching; demand and scaling are left to the caller.
 
@@ -206,6 +213,7 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
             "start_s": fleet.starts.of(model, gpu).seconds,
             **({"redeploy_s": seen.seconds} if (seen := fleet.starts.seen.get((model, gpu))) else {}),
             **({"spot": spot} if spot else {}),
+            **offload_table(row),
             **({"reclaim_s": reclaim_s} if tuned(model).SPOT_DONATE else {}),
             **({"pull_s": pull_s} if (pull_s := fleet.pulls_s.get((model, region), 0.0)) else {}),
         }

@@ -336,6 +336,7 @@ DEPLOYMENTS = Resource(
     columns=(
         *columns("id", "model", "region", "gpu_type", "tensor_parallel", "min_instances", "max_instances"),
         *columns("max_num_seqs", "max_num_batched_tokens", "max_loras", "max_cpu_loras", "gpu_memory_utilization"),
+        *columns("kv_offload_gib"),
         *columns(*POLICY, "vllm_args", "active"),
         Column("instances_total", type=int, about="Instances that are not stopped."),
         Column("instances_ready", type=int),

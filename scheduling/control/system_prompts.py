@@ -14,10 +14,10 @@ from scheduling.applications.prewarming import AGAIN_S, MOST_WAITING, OPEN_S, Li
 from scheduling.compiled import uncompiled
 from scheduling.control.fleet import Endpoint, Fleet
 from scheduling.fleet.arrays import at_once
-from scheduling.fleet.profile import Profile
+from scheduling.fleet.kv_cost import OFFLOADED, regain_s
 from scheduling.queueing.waiting_set import in_order
 from scheduling.routing.adapters import ON_GPU, tier_of
-from scheduling.routing.prefix_affinity import covered, learn, match, unmatch
+from scheduling.routing.prefix_affinity import NONE, covered, learn, match, unmatch
 from scheduling.routing.routers import LEAST_DELAY, POLICY_CODES
 
 BURST_S: Final = 30.0
@@ -57,10 +57,6 @@ class Prompt(NamedTuple):
     def tokens_of(self, count: int) -> int:
         """Return the tokens of its first *count* recorded blocks."""
         return int(uncompiled(covered)(count)) * self.block_tokens
-
-    def prefill_s(self, profile: Profile, cached: int = 0) -> float:
-        """Return the seconds to compute it where its first *cached* recorded blocks are cached."""
-        return float(profile.service_time_s(self.tokens - self.tokens_of(cached), 1))
 
 
 @dataclass(slots=True)
@@ -126,7 +122,8 @@ class PromptPrewarming:
         prompt, terms = self.known.get(name), self.fleet.endpoints[endpoint]
         if prompt is None or times < SEEN_TWICE or not _by_prefix(terms) or not self._is_cold(endpoint, name, prompt):
             return None
-        return name, prompt.prefill_s(terms.profile)
+        near = {at: (0, anywhere) for at, (_, anywhere) in self._near(endpoint, prompt).items()}
+        return name, min(self._cost_s(terms, prompt, at, near.get(at, (0, 0))) for at in (NONE, *near))
 
     def begin(self) -> None:
         """Begin a second: a prompt is cold or not, for all of it, as when that is first asked."""
@@ -164,7 +161,7 @@ class PromptPrewarming:
             return
         near = self._near(endpoint, prompt)
         may = {
-            at: near.get(at, 0)
+            at: near.get(at, (0, 0))[1]
             for at in able
             if at not in self.warming
             and self._failed.get((name, at), -math.inf) <= fleet.now_s
@@ -173,7 +170,8 @@ class PromptPrewarming:
         if not may:
             return
         instance = nearest(instances, may)
-        if self._spend(instance, prompt.prefill_s(terms.profile, may[instance]), terms.prewarm_share):
+        takes_s = self._cost_s(terms, prompt, instance, near.get(instance, (0, 0)))
+        if self._spend(instance, takes_s, terms.prewarm_share):
             self.settle(instance, name, used=False)  # of an earlier time
             self.counts["warmed"] += 1
             self._unused[instance, name] = fleet.now_s
@@ -219,16 +217,16 @@ class PromptPrewarming:
                 if instance in self.warming and self.warming[instance].prompt == name:
                     continue
                 fresh = self.fleet.now_s - since_s < OPEN_S
-                if fresh and self._near(endpoint, prompt).get(instance) == len(prompt.blocks):
+                if fresh and self._near(endpoint, prompt).get(instance, (0, 0))[0] == len(prompt.blocks):
                     continue
             self.settle(instance, name, used=False)
 
     def _is_cold(self, endpoint: int, name: Hashable, prompt: Prompt) -> bool:
-        """Whether no instance of *endpoint* with room has *prompt* whole, by the index."""
+        """Whether no instance of *endpoint* with room has *prompt* whole on its GPU, by the index."""
         key = endpoint, name
         if key not in self._cold:
             near = self._near(endpoint, prompt)
-            self._cold[key] = all(near.get(at) != len(prompt.blocks) for at in self._with_room(endpoint))
+            self._cold[key] = all(near.get(at, (0, 0))[0] != len(prompt.blocks) for at in self._with_room(endpoint))
         return self._cold[key]
 
     def _with_room(self, endpoint: int) -> list[int]:
@@ -236,11 +234,21 @@ class PromptPrewarming:
         of = members.members[members.first[endpoint] : members.first[endpoint + 1]].tolist()
         return [at for at in of if fleet.accepting[at] and fleet.running[at] < uncompiled(at_once)(fleet, at)]
 
-    def _near(self, endpoint: int, prompt: Prompt) -> dict[int, int]:
-        """Return how many leading recorded blocks of *prompt* each instance of *endpoint* has; those with any."""
+    def _cost_s(self, endpoint: Endpoint, prompt: Prompt, instance: int, near: tuple[int, int]) -> float:
+        """Return the seconds to compute or restore *prompt* at *instance*, which has what is *near* of it (`_near`)."""
+        of, offload = endpoint.profile, self.fleet.instances.offload[instance].tolist()
+        on_gpu, anywhere = (prompt.tokens_of(count) for count in near)
+        prefill = of.prefill_t0_s, of.prefill_a_s, of.prefill_b_s_per_token, of.prefill_c_s_per_token2
+        offloaded = float(anywhere - on_gpu) if offload[OFFLOADED] else 0.0
+        return uncompiled(regain_s)(*prefill, *offload[1:], float(prompt.tokens - on_gpu), offloaded)[0]  # type: ignore[call-arg]
+
+    def _near(self, endpoint: int, prompt: Prompt) -> dict[int, tuple[int, int]]:
+        """Return how many leading recorded blocks of *prompt* each instance of *endpoint* has on its GPU, and there or in
+        CPU memory; those with any.
+        """
         affinity = self.fleet.affinity
         touched = match(self.fleet.instances, affinity, endpoint, self._written(prompt))
-        near = {int(at): int(affinity.matched[at]) for at in affinity.touched[:touched]}
+        near = {int(at): (int(affinity.on_gpu[at]), int(affinity.matched[at])) for at in affinity.touched[:touched]}
         unmatch(affinity, touched)
         return near
 

@@ -80,6 +80,8 @@ class FleetArrays(NamedTuple):
     """instances x 2: adapters that fit on the GPU (vLLM's --max-loras), and in CPU memory (--max-cpu-loras); 0: none."""
     adapter_load_s: NDArray[np.float64]
     """instances x 2: seconds to bring an adapter onto the GPU, by tier: from storage, and from CPU memory."""
+    offload: NDArray[np.float64]
+    """instances x 3: KV tokens that fit into its CPU memory, and the time of a restore (`kv_cost`); all 0 without."""
     passed_over: NDArray[np.uint8]
     """1 for an instance that may not take the request being decided, for its adapter; 0 except within `dispatch`."""
 
@@ -130,6 +132,7 @@ def allocate_fleet(instances: int) -> FleetArrays:
         adapter_requests=np.zeros((instances, MOST_ADAPTERS), np.int32),
         adapter_slots=np.zeros((instances, 2), np.int32),
         adapter_load_s=np.zeros((instances, 2)),
+        offload=np.zeros((instances, 3)),
         passed_over=np.zeros(instances, np.uint8),
     )
 

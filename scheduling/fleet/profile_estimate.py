@@ -131,17 +131,19 @@ class GpuFacts:
     bandwidth_bytes_per_s: float
     flops_16_bit: float
     flops_8_bit: float
+    link_bytes_per_s: float
+    """Four fifths of its PCIe link to CPU memory, of 16 lanes of the fourth or fifth generation."""
 
 
 GPUS: Final = {
-    "a100-80gb": GpuFacts("A100 80 GB", 85_899_345_920, 2.039e12, 312e12, 312e12),
-    "a100-40gb": GpuFacts("A100 40 GB", 42_949_672_960, 1.555e12, 312e12, 312e12),
-    "h100-80gb": GpuFacts("H100 80 GB", 85_899_345_920, 3.35e12, 989e12, 1_978e12),
-    "h200-141gb": GpuFacts("H200 141 GB", 151_397_597_184, 4.8e12, 989e12, 1_978e12),
-    "b200-180gb": GpuFacts("B200 180 GB", 193_273_528_320, 7.7e12, 2_250e12, 4_500e12),
-    "l40s-48gb": GpuFacts("L40S 48 GB", 48_305_799_168, 0.864e12, 362e12, 733e12),
-    "l4-24gb": GpuFacts("L4 24 GB", 25_769_803_776, 0.3e12, 121e12, 242e12),
-    "a30-24gb": GpuFacts("A30 24 GB", 25_769_803_776, 0.933e12, 165e12, 165e12),
+    "a100-80gb": GpuFacts("A100 80 GB", 85_899_345_920, 2.039e12, 312e12, 312e12, 25e9),
+    "a100-40gb": GpuFacts("A100 40 GB", 42_949_672_960, 1.555e12, 312e12, 312e12, 25e9),
+    "h100-80gb": GpuFacts("H100 80 GB", 85_899_345_920, 3.35e12, 989e12, 1_978e12, 50e9),
+    "h200-141gb": GpuFacts("H200 141 GB", 151_397_597_184, 4.8e12, 989e12, 1_978e12, 50e9),
+    "b200-180gb": GpuFacts("B200 180 GB", 193_273_528_320, 7.7e12, 2_250e12, 4_500e12, 50e9),
+    "l40s-48gb": GpuFacts("L40S 48 GB", 48_305_799_168, 0.864e12, 362e12, 733e12, 25e9),
+    "l4-24gb": GpuFacts("L4 24 GB", 25_769_803_776, 0.3e12, 121e12, 242e12, 25e9),
+    "a30-24gb": GpuFacts("A30 24 GB", 25_769_803_776, 0.933e12, 165e12, 165e12, 25e9),
 }
 """By the names of GPU types in an inventory."""
 
@@ -153,6 +155,11 @@ def facts_of(gpu_type: str) -> GpuFacts | None:
     word = gpu_type.lower().replace("_", "-").partition("-")[0]
     alike = [facts for name, facts in GPUS.items() if name.partition("-")[0] == word]
     return alike[0] if len(alike) == 1 else None
+
+
+def link_bytes_per_s(gpu_type: str) -> float:
+    """Return how fast KV comes from CPU memory to one GPU of *gpu_type*; for an unknown one, that of an A100."""
+    return (facts_of(gpu_type) or GPUS["a100-80gb"]).link_bytes_per_s
 
 
 def estimate(

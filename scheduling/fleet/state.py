@@ -59,6 +59,8 @@ class InstanceState(Struct, forbid_unknown_fields=True):
     """Its row of `FleetArrays.given_tokens`."""
     iteration_s: float | None = None
     """End of its last observed iteration."""
+    restore_s_per_token: float | None = None
+    """By which KV returns from its CPU memory, where it offloads any."""
 
 
 class Holder(NamedTuple):

@@ -4,8 +4,8 @@ time.
 `wanted` is a pure function of the arrays that both clocks hold. It looks at the first group of each instance's virtual
 queue, and at the requests that the instance holds beyond its sequences. If one of them would be late by the time that
 running work ends (RWT), requests of a class that can wait longer leave for it: first those that have emitted nothing,
-then those with the least to recompute. The recomputation is charged to the request that gains: seconds of prefill are
-weighed against the seconds of lateness saved.
+then those that lose least by it. What they lose, the restore of their KV from CPU memory or its recomputation
+(`fleet.kv_cost`), is charged to the request that gains: it is weighed against the seconds of lateness saved.
 
 Evictions cannot cycle: only a request with a later deadline is evicted, each request at most `limit` times, and at most
 a quarter of an instance's sequences per pass.
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from scheduling.compiled import compiled, compiled_internal
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
+from scheduling.fleet.kv_cost import eviction_cost_s, prefill_s
 from scheduling.queueing.running import (
     Ends,
     Room,
@@ -26,7 +27,6 @@ from scheduling.queueing.running import (
     by_instance,
     ends_of,
     has_room,
-    prefill_s,
     room_for,
     room_of,
     step_s,
@@ -52,7 +52,7 @@ class Eviction(NamedTuple):
     gain_s: float
     """Lateness saved."""
     cost_s: float
-    """Prefill of the recomputed tokens."""
+    """To restore or recompute the lost tokens."""
     lost_tokens: int
 
 
@@ -66,7 +66,8 @@ class Given(NamedTuple):
     """Indices into `running` by instance, in the order in which they leave."""
     waits: NDArray[np.int64]
     """The same, in the order of queue keys, in which they start."""
-    lost_tokens: NDArray[np.int64]
+    cost_s: NDArray[np.float64]
+    """By index into `running`: what it loses."""
     step_s: NDArray[np.float64]
     """By instance: time until victims have left."""
     ends: Ends
@@ -167,7 +168,7 @@ def _make_room_for_assigned(
             if victim < 0:
                 break
             gain_s = start_s - max(soon_s, slack_s)
-            cost_s = prefill_s(fleet, instance, float(given.lost_tokens[victim]))
+            cost_s = float(given.cost_s[victim])
             if gain_s <= cost_s:
                 break
             chosen.victims[chosen.counters[1]] = victim
@@ -245,7 +246,7 @@ def _for_group(
             end = chosen.counters[1]
             gain_s, cost_s = start_s - max(soon_s, slack_s), 0.0
             for at in chosen.victims[end : end + count]:
-                cost_s += prefill_s(fleet, instance, float(given.lost_tokens[at]))
+                cost_s += given.cost_s[at]
             if not 0 < count <= most or gain_s <= cost_s:
                 break
             chosen.counters[1] += count
@@ -265,6 +266,15 @@ def _for_group(
         if has_room(then, tokens):
             room = Room(then.sequences - 1, then.tokens - tokens, then.time_s, then.at)
         slot = int(waiting.groups.members[slot].following)
+
+
+@compiled
+def write_costs(fleet: FleetArrays, endpoints: EndpointArrays, running: Running, cost_s: NDArray[np.float64]) -> None:
+    """Write, by index into *running*, the seconds that each request loses if it is evicted."""
+    for at in range(running.row.size):
+        if running.emitted_tokens[at] > 0:
+            tokens = float(running.prompt_tokens[at] + running.emitted_tokens[at])
+            cost_s[at] = eviction_cost_s(fleet, endpoints, int(running.instance[at]), tokens)
 
 
 @compiled
@@ -306,12 +316,14 @@ def wanted(
 ) -> list[Eviction]:
     """Return the evictions. *limit* is by endpoint: evictions per request at most, 0 for none."""
     size, lost, streams = running.row.size, running.lost_tokens, running.emitted_tokens > 0
+    cost_s = np.zeros(size)
+    write_costs(fleet, endpoints, running, cost_s)
     given = Given(
         running,
         by_instance(fleet, running),
-        np.lexsort((running.row, -running.due_s, lost, streams, running.instance)),
+        np.lexsort((running.row, -running.due_s, lost, cost_s, streams, running.instance)),
         np.lexsort((running.row, running.due_s, running.instance)),
-        lost,
+        cost_s,
         step_s(fleet, running),
         ends_of(fleet, running),
     )

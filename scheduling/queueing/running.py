@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from scheduling.compiled import compiled, compiled_internal
 from scheduling.fleet.arrays import FleetArrays, at_once
-from scheduling.queueing.swapping.service import USUAL_PREFILL_S, USUAL_STEP_S
+from scheduling.queueing.swapping.service import USUAL_STEP_S
 
 OVERRUN_SHARE: Final = 0.5
 """Share of its emitted tokens that a request past its expected output is assumed to emit still."""
@@ -71,18 +71,6 @@ def left_s(fleet: FleetArrays, running: Running) -> NDArray[np.float64]:
     more = running.expected_tokens - running.prompt_tokens - running.emitted_tokens
     tokens = np.where(more > 0, more, np.maximum(1.0, OVERRUN_SHARE * running.emitted_tokens))
     return np.where(running.leaving, 1.0, tokens) * step_s(fleet, running)[running.instance]
-
-
-@compiled
-def prefill_s(fleet: FleetArrays, instance: int, tokens: float) -> float:
-    """Return the prefill time of *tokens* at *instance*."""
-    profile = fleet.profile
-    if profile[instance, 4] <= 0.0:
-        return USUAL_PREFILL_S * tokens
-    if tokens <= 0.0:
-        return 0.0
-    prefill_s = profile[instance, 1] + profile[instance, 2] * tokens + profile[instance, 3] * tokens * tokens
-    return float(max(profile[instance, 0], prefill_s))
 
 
 class Ends(NamedTuple):

@@ -20,6 +20,7 @@ from typing import Final
 
 from scheduling.compiled import compiled, compiled_inline, compiled_internal
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
+from scheduling.fleet.kv_cost import prefill_s
 from scheduling.queueing.groups import (
     BUCKETS,
     FREE_GROUPS,
@@ -30,7 +31,6 @@ from scheduling.queueing.groups import (
     put_before,
     unqueue,
 )
-from scheduling.queueing.running import prefill_s
 from scheduling.queueing.swapping.service import due_at, group_s, request_s
 from scheduling.queueing.swapping.timeline import place_in_shared
 from scheduling.queueing.waiting_set import WaitingArrays, peek, push, remove

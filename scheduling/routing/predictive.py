@@ -12,8 +12,9 @@ request started now; `LookAheadRule` has these three parameters. The minimum win
 
 **least_delay** adds seconds, from each instance's performance profile, so that different GPUs compare: to this
 request's first token, to its last, what running and future requests lose by it, and the same memory risk. Prompt tokens
-expected in the prefix cache need no prefill, and are worth only that, so a busy instance is passed over however much of
-the prompt it has cached. If an instance with room has no profile, all are compared in tokens.
+expected in the prefix cache need no prefill, those in CPU memory their restore or recomputation (`fleet.kv_cost`), and they
+are worth only that, so a busy instance is passed over however much of the prompt it has cached. If an instance with room
+has no profile, all are compared in tokens.
 
 A map is read only if it matters. The KV tokens of an instance rise by at most one per request and iteration: if
 even that stays below T_mem, there is no penalty. The penalty already due is a lower bound: an instance whose
@@ -34,6 +35,7 @@ from scheduling.fleet.arrays import (
     index_members,
     memory_tokens,
 )
+from scheduling.fleet.kv_cost import cost_s
 from scheduling.lookahead import maps as lookahead
 from scheduling.lookahead.maps import LookAhead, peak_tokens, tokens_now
 from scheduling.lookahead.rule import BETA, ITERATIONS, MEMORY_ABOVE
@@ -66,6 +68,7 @@ from scheduling.routing.prefix_affinity import (
     match,
     matched_tokens,
     note,
+    offloaded_tokens,
     unmatch,
 )
 from scheduling.routing.requests_ahead import close_ahead, open_ahead
@@ -96,10 +99,11 @@ def _delay(
     prompt_tokens: int,
     output_tokens: int,
     cached_tokens: int,
+    offloaded_tokens: int,
 ) -> tuple[float, float, float, float]:
     """Return seconds to the first token, from there to the last, lost by others, and per token beyond T_mem."""
     profile = fleet.profile
-    t0, a, b, c = profile[instance, 0], profile[instance, 1], profile[instance, 2], profile[instance, 3]
+    b, c = profile[instance, 2], profile[instance, 3]
     fixed, by_sequence, by_token = profile[instance, 4], profile[instance, 5], profile[instance, 6]
     memory, held = float(memory_tokens(fleet, instance)), float(tokens_now(ahead, instance))
     queued = float(fleet.queued_prompt_tokens[instance])
@@ -120,7 +124,7 @@ def _delay(
     if reserved > memory:
         wait_s += (reserved - memory) / reserved * to_generate * step_s / batch
     queue_s = b * queued + c * queued * queued / max(placed - active, 1.0)
-    own_s = max(t0, a + b * new + c * new * new)
+    own_s, restored = cost_s(fleet, instance, new, float(offloaded_tokens))
     first_s = wait_s + queue_s + own_s + decoding_s
 
     # To the last token: its own steps, longer by the tokens of others meanwhile, which lose as much by it.
@@ -128,7 +132,7 @@ def _delay(
     theirs_s = by_sequence + by_token * (held + queued + 0.5 * to_generate) / max(placed, 1.0)
     mine_s = by_sequence + by_token * (prompt + 0.5 * output)
     decode_s = output * (fixed + mine_s) + overlap * theirs_s
-    others_s = active * max(own_s - fixed, b * new) + overlap * mine_s
+    others_s = active * max(own_s - fixed, b * (new - restored)) + overlap * mine_s
     # Future requests: a busy instance is better left with less work.
     others_s += TO_PREFILL * queue_s + TO_GENERATE * to_generate * step_s / batch
     return float(first_s), float(decode_s), float(others_s), float(TO_HOLD * step_s / batch)
@@ -148,7 +152,8 @@ def _parts(
     """Return what *instance* has to prefill, to generate, costs others, and the weight of a token beyond T_mem."""
     cached = matched_tokens(affinity, instance, slot, prompt_tokens)
     if in_seconds:
-        return _delay(fleet, ahead, instance, prompt_tokens, output_tokens, cached)
+        offloaded = offloaded_tokens(fleet, affinity, instance, slot, prompt_tokens)
+        return _delay(fleet, ahead, instance, prompt_tokens, output_tokens, cached, offloaded)
     queued = fleet.queued_prompt_tokens[instance]
     prefill = queued + prompt_tokens - cached
     to_generate = fleet.remaining_tokens[instance] - queued + output_tokens

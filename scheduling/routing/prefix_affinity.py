@@ -10,7 +10,8 @@ open-addressed table in which a hash has `WINDOW` possible places; a new one tak
 used. So work per block is constant, without sweeps.
 
 Unused blocks are evicted: what an instance received more than its KV memory ago, in tokens (`FleetArrays.placed_tokens`
-is its clock), no longer counts. `forget` clears an instance whose cache is gone.
+is its clock), no longer counts, or if it offloads KV is in its CPU memory for as many tokens as fit there. `forget` clears
+an instance whose cache is gone.
 
 Where an instance publishes its KV events and the tokens of a prompt are known, `know` writes how much of it is cached there
 (`routing.cached_blocks`), and that counts in place of the estimate.
@@ -21,8 +22,9 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import compiled, compiled_internal, uncompiled
+from scheduling.compiled import compiled, compiled_inline, compiled_internal, uncompiled
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays, memory_tokens
+from scheduling.fleet.kv_cost import OFFLOADED
 from scheduling.routing.cached_blocks import LEAST_PLACES, CachedBlocks, allocate_cached_blocks, for_instances, leading
 from scheduling.struct_of_arrays import struct_of_arrays
 
@@ -58,6 +60,8 @@ class Affinity(NamedTuple):
     """Tokens per block."""
     matched: NDArray[np.int64]
     """By instance: leading recorded blocks of the current request that it is expected to have; 0 between decisions."""
+    on_gpu: NDArray[np.int64]
+    """Of these, the ones that are not in its CPU memory."""
     touched: NDArray[np.int32]
     """Instances whose `matched` is not 0."""
     weighed: NDArray[np.float64]
@@ -86,6 +90,7 @@ def allocate_affinity(instances: int, slots: int, places: int = 1 << 16, cached_
         noted_count=np.zeros(slots, np.int64),
         block_tokens=np.zeros(slots, np.int64),
         matched=np.zeros(instances, np.int64),
+        on_gpu=np.zeros(instances, np.int64),
         touched=np.zeros(HOLDERS, np.int32),
         weighed=np.zeros((instances, 3)),
         counters=np.zeros(2, np.int64),
@@ -191,11 +196,13 @@ def match(fleet: FleetArrays, affinity: Affinity, endpoint: int, slot: int) -> i
             if instance == NONE or affinity.matched[instance] != number:
                 continue
             age = fleet.placed_tokens[instance] - affinity.since[at, entry]
-            if 0 <= age < memory_tokens(fleet, instance):
+            memory = memory_tokens(fleet, instance)
+            if 0 <= age < max(memory, fleet.offload[instance, OFFLOADED]):
                 if number == 0:
                     affinity.touched[touched] = instance
                     touched += 1
                 affinity.matched[instance] = number + 1
+                affinity.on_gpu[instance] += age < memory and affinity.on_gpu[instance] == number
                 going_on = True
         if not going_on:
             break
@@ -233,20 +240,33 @@ def filled(recorded: NDArray[np.int64], block_tokens: int, size: int) -> NDArray
 def unmatch(affinity: Affinity, touched: int) -> None:
     """Clear the output of `match`, which returned *touched*."""
     for at in range(touched):
-        affinity.matched[affinity.touched[at]] = 0
+        affinity.matched[affinity.touched[at]] = affinity.on_gpu[affinity.touched[at]] = 0
+
+
+@compiled_inline
+def _covered_tokens(affinity: Affinity, count: int, slot: int, prompt_tokens: int) -> int:
+    if count == 0:
+        return 0
+    return int(max(min(covered(count) * affinity.block_tokens[slot], prompt_tokens - 1), 0))
 
 
 @compiled_internal
 def matched_tokens(affinity: Affinity, instance: int, slot: int, prompt_tokens: int) -> int:
-    """Return how many of *prompt_tokens* are cached by the last `match`; the last one is always computed."""
+    """Return how many of *prompt_tokens* are on the GPU by the last `match`; the last one is always computed."""
     if slot < 0:
         return 0
     if affinity.known[instance] != UNKNOWN:
         return int(max(min(affinity.known[instance], prompt_tokens - 1), 0))
-    if affinity.matched[instance] == 0:
+    return _covered_tokens(affinity, int(affinity.on_gpu[instance]), slot, prompt_tokens)
+
+
+@compiled_internal
+def offloaded_tokens(fleet: FleetArrays, affinity: Affinity, instance: int, slot: int, prompt_tokens: int) -> int:
+    """Return how many of *prompt_tokens* after those on the GPU are in CPU memory by the last `match`."""
+    if slot < 0 or fleet.offload[instance, OFFLOADED] <= 0.0:
         return 0
-    known = covered(affinity.matched[instance]) * affinity.block_tokens[slot]
-    return int(max(min(known, prompt_tokens - 1), 0))
+    anywhere = _covered_tokens(affinity, int(affinity.matched[instance]), slot, prompt_tokens)
+    return max(0, anywhere - matched_tokens(affinity, instance, slot, prompt_tokens))
 
 
 @compiled

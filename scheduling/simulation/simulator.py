@@ -35,6 +35,7 @@ from scheduling.simulation.engine.state import (
     PREEMPTIONS,
     PREFIX_HIT_TOKENS,
     PREFIX_QUERIED_TOKENS,
+    RESTORED_TOKENS,
     sequences_in_use,
 )
 from scheduling.simulation.fallbacks import CHANGED as CHANGED_BY_FALLBACKS
@@ -483,6 +484,7 @@ class Simulation:
                 "preemptions": int(world.engines.counters[PREEMPTIONS]),
                 "prefix_queried_tokens": int(world.engines.counters[PREFIX_QUERIED_TOKENS]),
                 "prefix_hit_tokens": int(world.engines.counters[PREFIX_HIT_TOKENS]),
+                "restored_tokens": int(world.engines.counters[RESTORED_TOKENS]),
                 **{
                     f"adapter_{name}": int(world.engines.counters[ADAPTERS + tier])
                     for tier, name in enumerate(("not_loaded", "in_memory", "on_gpu"))

@@ -113,6 +113,10 @@ def inventory_of(fleet: Cluster, tuned: Mapping[str, Any] | None = None) -> Inve
                 spec.dispatch_kv_tokens or spec.engine.kv_capacity_tokens,
                 profile=spec.engine.profile, front_end=spec.engine.front_end,
                 adapter_slots=(spec.engine.max_loras, spec.engine.max_cpu_loras),
+                offload=(
+                    spec.engine.offload_blocks * spec.engine.block_size_tokens, spec.engine.restore_s,
+                    spec.engine.restore_s_per_token,
+                ) if spec.engine.offload_blocks else (0, 0.0, 0.0),
             )
             for number, spec in enumerate(fleet.instances)
         ),

@@ -382,6 +382,7 @@ class VirtualFleet:
             self.now_s,
             course.blocks,
             load,
+            placed.number if server.engine.config.offload_blocks else None,
         )
         if self.round_trip_s:
             self.at(self.now_s + self.round_trip_s, LANDING, self._land, number, request)

@@ -169,6 +169,12 @@ def kv_events(draft: Draft) -> None:
     draft.more["tuned"] = {"publishes": True}
 
 
+def offloads(draft: Draft) -> None:
+    """KV that leaves the GPU of an instance stays in its CPU memory, as far as it fits there."""
+    blocks, link = draft.random.integers(20, 200), {"restore_s": 0.003, "restore_s_per_token": 5e-5}
+    draft.engines(prefix_caching=True, block_size_tokens=BLOCK_TOKENS, kv_blocks=70, offload_blocks=int(blocks), **link)
+
+
 def adapters(draft: Draft) -> None:
     random = draft.random
     draft.options["prewarming"] = "hermes"
@@ -194,6 +200,17 @@ def urgent(draft: Draft) -> None:
     }
     draft.policy(eviction_limit=2, queue_bound=200)
     draft.engines(block_size_tokens=4, kv_blocks=250, max_model_len=400, profile=FAST, max_num_batched_tokens=64)
+
+
+def evicted_kv(draft: Draft) -> None:
+    """Evicted requests return to the one instance of their model when others have taken their memory on its GPU."""
+    urgent(draft)
+    draft.specs = [replace(spec, region="east") for spec in (draft.specs[0], draft.specs[-1])]
+    draft.prompt = np.where(draft.columns["priority"] == 0, 54, draft.prompt)
+    draft.arrival_s, draft.columns["region"] = 2.0 * draft.arrival_s, 0
+    draft.policy(eviction_limit=3)
+    offloads(draft)
+    draft.engines(kv_blocks=110, max_num_seqs=3, offload_blocks=1000)
 
 
 # What the fleet is like
@@ -497,6 +514,10 @@ FEATURES = {
     "weights": Feature(weights, lambda both: bool((both.result.outcomes["queue_s"] > 0).sum() >= 20)),
     "prefixes": Feature(prefixes, lambda both: both.counters["prefix_hit_tokens"] > 0),
     "KV events": Feature(kv_events, lambda both: both.counters["prefix_hit_tokens"] > 0),
+    "offloads": Feature(offloads, lambda both: both.counters["restored_tokens"] > 0),
+    "evicted KV": Feature(
+        evicted_kv, lambda both: min(both.counters[of] for of in ("evictions", "restored_tokens")) > 0
+    ),
     "adapters": Feature(
         adapters,
         lambda both: min(both.counters[f"adapter_{tier}"] for tier in ("not_loaded", "in_memory", "on_gpu")) > 0,

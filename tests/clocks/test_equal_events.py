@@ -30,6 +30,8 @@ TABLE = {
     "look ahead": ([of("preserve", "ssjf"), of("least_delay", "wfq")], ["prefixes", "weights", "front ends"],
                    (1, 6, 11, 12, 16, 17)),
     "KV events": ([of("least_delay"), of("least_delay", "ssjf")], ["prefixes", "KV events"], (0, 4, 10, 12, 17)),
+    "offloads": ([of("least_delay"), of("least_delay", "ssjf")], ["prefixes", "offloads"], (0, 4, 7)),
+    "evicted KV": ([of(ordering="qlm")] * 2, ["evicted KV"], (0, 2)),
     "regions": (
         [of(ordering="priority", region_threshold=0.9), of(region_threshold=0.2)],
         ["flood", "one-sided", "impatient"], (0, 6, 11, 12, 13, 16, 17),

@@ -129,7 +129,7 @@ def test_any_body_is_read_or_refused_in_words(kind, said, fields, sides, cut):
     if refusal is not None:
         assert refusal["code"] in REFUSALS
         return
-    sent = json.loads(b"".join(payload(call, 3, token_ids=True)))
+    sent = json.loads(b"".join(payload(call, 3, {"return_token_ids": True})))
     assert (sent.get("priority"), sent["model"]) == (3 if kind.computes else call.body.get("priority"), "m")
     assert 0 <= call.min_tokens <= MAX_COUNTED
     assert call.sequences >= 1

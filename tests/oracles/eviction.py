@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
+from scheduling.fleet.kv_cost import prefill_s
 from scheduling.queueing.eviction import GIVEN, MOST_SHARE, Eviction
-from scheduling.queueing.running import Running, left_s, prefill_s, step_s
+from scheduling.queueing.running import Running, left_s, step_s
 from scheduling.queueing.virtual_queues import head
 from scheduling.queueing.waiting_set import WaitingArrays
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.workers.conftest import FAST, SLOW, Emulator, eventually
+from workers.vllm.metrics import parse
 
 
 async def finishing_order(emulator: Emulator, priorities: list[int]) -> list[int]:
@@ -198,3 +199,18 @@ async def test_adapters_take_their_place_in_memory_and_their_time(emulator: Emul
     assert took_s["load a"] >= 0.2
     assert took_s["c"] < 0.1 <= took_s["b"]
     assert took_s["a"] >= 0.2
+
+
+async def test_kv_that_left_the_gpu_is_restored_from_cpu_memory(emulator: Emulator) -> None:
+    """Two prompts of all of the GPU's memory in turn: as vLLM the server says what it restored, and how long that took."""
+    link = {"restore_s": 1e-5, "restore_s_per_token": 1e-8}
+    sizes = {"max_model_len": 256, "kv_blocks": 16, "max_num_batched_tokens": 256}
+    instance = await emulator.ready(
+        enable_prefix_caching=True, offload_blocks=100, profile=FAST | {"prefill_b_s_per_token": 1e-4}, **sizes, **link
+    )
+    for first in (0, 1000, 0):
+        call = {"prompt": list(range(first, first + 255)), "max_tokens": 1}
+        assert (await emulator.complete(**call))[0] == 200
+    page = parse(instance.metrics.render())
+    assert (page.restored_tokens_total, page.prefix_hits_total) == (240.0, 0.0)
+    assert page.restore_s_total == pytest.approx(1e-5 + 240 * 1e-8)

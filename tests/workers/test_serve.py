@@ -151,3 +151,11 @@ def test_adapters(python: Path) -> None:
     assert "--enable-lora" not in arguments(str(python), spec(), 81)
     own = spec(max_loras=4, extra_args=("--enable-lora", "--max-loras", "2"))
     assert arguments(str(python), own, 81).count("--enable-lora") == 1
+
+
+def test_kv_offloading(python: Path) -> None:
+    line = arguments(str(python), spec(kv_offload_gib=12.5), 81)
+    assert line[line.index("--kv-offloading-size") + 1] == "12.5"
+    assert "--kv-offloading-size" not in arguments(str(python), spec(), 81)
+    own = spec(kv_offload_gib=12.5, extra_args=("--kv-offloading-size=4",))
+    assert "12.5" not in arguments(str(python), own, 81)

@@ -44,6 +44,7 @@ class Sequence:
     tool: str = ""  # the function that is called: its arguments are the text
     call_id: str = ""
     continues: bool = False  # its prompt ends with an answer begun, and no first word begins this one
+    own: tuple[int, int] | None = None  # names its answer: the prompt before it, and its first word
     produced: int = 0
     first_token_s: float = 0.0
     last_token_s: float = 0.0

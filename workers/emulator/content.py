@@ -101,6 +101,9 @@ class Content:
             return sequence
         sequence.offset = following if before else number % len(text.WORDS)
         sequence.continues = before > 0
+        if self._spec.offload_blocks:
+            whole = Prompt("", prompt.ids[:-before]) if before and prompt.ids is not None else prompt
+            sequence.own = whole.digest, (sequence.offset - before) % len(text.WORDS)
         least = asked.get("min_tokens", 0)
         sequence.output_tokens = max_tokens
         if not asked.get("ignore_eos") and max(wanted, least) < max_tokens:

@@ -84,6 +84,9 @@ class EmulatedInstance:
                 profile=spec.profile,
                 front_end=spec.front_end,
                 prefix_caching=spec.enable_prefix_caching,
+                offload_blocks=spec.offload_blocks,
+                restore_s=spec.restore_s,
+                restore_s_per_token=spec.restore_s_per_token,
             )
         )
         if self.kv_events is not None:
@@ -224,6 +227,7 @@ class EmulatedInstance:
                 arrival_s=sequence.arrival_s,
                 load_s=self.adapters.use(sequence.answer.model),
                 prefix_hashes=self._blocks(sequence) if self.spec.enable_prefix_caching else (),
+                own=sequence.own if self.spec.offload_blocks else None,
             )
         )
         self._work.set()
@@ -408,3 +412,4 @@ class EmulatedInstance:
         metrics.preemptions = engine.preemptions_total + self._recomputed
         metrics.prefix_queries = engine.prefix_queried_tokens_total
         metrics.prefix_hits = engine.prefix_hit_tokens_total
+        metrics.restored_tokens, metrics.restore_s = engine.restored_tokens_total, engine.restore_s_total

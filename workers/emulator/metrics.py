@@ -44,6 +44,7 @@ GAUGES: Final = {
 COUNTERS: Final = {
     "prefix_cache_queries": "prefix_queries",
     "prefix_cache_hits": "prefix_hits",
+    "external_prefix_cache_hits": "restored_tokens",
     "num_preemptions": "preemptions",
     "prompt_tokens": "prompt_tokens",
     "generation_tokens": "generation_tokens",
@@ -76,6 +77,7 @@ class Metrics:
         self.sleep_level: int | None = None  # None: awake
         self.preemptions = self.rejected = 0
         self.prefix_queries = self.prefix_hits = 0  # tokens looked up in the prefix cache, and found there
+        self.restored_tokens = self.restore_s = 0.0
         self.prompt_tokens = self.generation_tokens = 0
         self.finished = dict.fromkeys(FINISH_REASONS, 0)
         self.histograms = {name: Histogram(bounds) for name, bounds in HISTOGRAMS.items()}
@@ -105,6 +107,8 @@ class Metrics:
             self._add("gauge", name, labels, attrgetter(attribute))
         for name, attribute in COUNTERS.items():
             self._add("counter", f"{name}_total", labels, attrgetter(attribute))
+        if spec.offload_blocks:
+            self._add("counter", "kv_offload_load_time_total", labels, attrgetter("restore_s"))
         self._parts.append("# TYPE vllm:engine_sleep_state gauge\n")
         for state, level in SLEEP_STATES.items():
             value = _equal(level)

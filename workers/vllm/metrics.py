@@ -25,6 +25,8 @@ class VllmMetrics:
     preemptions_total: float = 0.0
     prefix_queries_total: float = 0.0  # tokens
     prefix_hits_total: float = 0.0  # tokens
+    restored_tokens_total: float = 0.0  # of prompts, from CPU memory
+    restore_s_total: float = 0.0  # that this took
     sleeping: bool = False
     kv_cache_size_tokens: int = 0  # 0 when the server does not say
     num_gpu_blocks: int = 0
@@ -49,6 +51,8 @@ _SCALARS = {
     "vllm:num_preemptions_total": "preemptions",
     "vllm:prefix_cache_queries_total": "prefix_queries",
     "vllm:prefix_cache_hits_total": "prefix_hits",
+    "vllm:external_prefix_cache_hits_total": "restored_tokens",
+    "vllm:kv_offload_load_time_total": "restore_s",
     "vllm:request_queue_time_seconds_sum": "queue_s",
     "vllm:request_inference_time_seconds_sum": "inference_s",
     "vllm:request_inference_time_seconds_count": "served",
@@ -93,6 +97,8 @@ def parse(text: str | bytes) -> VllmMetrics:
         preemptions_total=sums["preemptions"],
         prefix_queries_total=sums["prefix_queries"],
         prefix_hits_total=sums["prefix_hits"],
+        restored_tokens_total=sums["restored_tokens"],
+        restore_s_total=sums["restore_s"],
         sleeping=asleep,
         kv_cache_size_tokens=_cache_tokens(cache),
         num_gpu_blocks=sum(_integer(_label(line, "num_gpu_blocks")) for line in cache),

@@ -21,6 +21,7 @@ KV_BYTES = "--kv-cache-memory-bytes"
 RUNNER = "--runner"
 SLEEP_MODE = "--enable-sleep-mode"
 LORA = "--enable-lora"
+KV_OFFLOADING = "--kv-offloading-size"
 KV_EVENTS = "--kv-events-config"
 KV_EVENTS_ON = json.dumps(
     {
@@ -139,6 +140,8 @@ def _own_flags(spec: LaunchSpec, port: int) -> list[str]:
         rank = next((each for each in LORA_RANKS if each >= spec.max_lora_rank), LORA_RANKS[-1])
         flags += [LORA, "--max-loras", str(spec.max_loras), "--max-cpu-loras", str(in_memory)]
         flags += ["--max-lora-rank", str(rank)]
+    if spec.kv_offload_gib and not any(word.startswith(KV_OFFLOADING) for word in spec.extra_args):
+        flags += [KV_OFFLOADING, f"{spec.kv_offload_gib:g}"]
     if spec.enable_kv_cache_events and not any(word.startswith(KV_EVENTS) for word in spec.extra_args):
         flags += [KV_EVENTS, KV_EVENTS_ON]
     if spec.enable_prompt_tokens_details and DETAILS not in spec.extra_args:

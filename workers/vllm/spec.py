@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_serializer
 
 from scheduling.fleet.adapter_memory import MOST_ADAPTERS
 from scheduling.fleet.front_end import FrontEnd
+from scheduling.fleet.kv_cost import MAX_OFFLOAD_GIB
 from scheduling.fleet.profile import Profile
 from scheduling.model_task import Task
 
@@ -32,6 +33,7 @@ class ServerSpec(BaseModel):
     scheduling_policy: Literal["fcfs", "priority"] = "priority"
     max_loras: Annotated[int, Field(ge=0, le=MOST_ADAPTERS)] = 0  # LoRA adapters on the GPUs; 0: no limit is known
     max_cpu_loras: Annotated[int, Field(ge=0, le=MOST_ADAPTERS)] = 0  # in CPU memory; 0: as many as on the GPUs
+    kv_offload_gib: Annotated[float, Field(ge=0.0, le=MAX_OFFLOAD_GIB)] = 0.0  # CPU memory for KV; 0: none
     max_num_queued_reqs: Annotated[int | None, Field(ge=0)] = None
     # For an emulated instance:
     profile: Profile | None = None
@@ -53,6 +55,12 @@ class ServerSpec(BaseModel):
     """Time to bring an adapter onto the GPU that is not loaded."""
     adapter_memory_s: Seconds = 0.0
     """The same from CPU memory."""
+    offload_blocks: Annotated[int, Field(ge=0)] = 0
+    """KV blocks that its CPU memory holds."""
+    restore_s: Seconds = 0.0
+    """Time to bring blocks back from there, whatever their number,"""
+    restore_s_per_token: Seconds = 0.0
+    """and for each token."""
 
     @field_serializer("front_end")
     def _known_limits(self, front_end: FrontEnd | None) -> dict[str, float] | None:

@@ -487,6 +487,7 @@ class Heartbeats:
         queries = now.prefix_queries - first.prefix_queries
         replica.prefix_hit_ratio = (now.prefix_hits - first.prefix_hits) / queries if queries > 0 else None
         self.topology.fleet.cached_share[replica.slot] = replica.prefix_hit_ratio or 0.0
+        self.topology.time_restores(replica)
 
 
 def longest_iteration_s(replica: Replica, metrics: VllmMetrics, context_tokens: int) -> float | None:

@@ -85,6 +85,8 @@ class InstanceSpec:
     max_num_seqs: int
     kv_capacity_tokens: int
     adapter_slots: tuple[int, int] = (0, 0)  # LoRA adapters on its GPUs and in its CPU memory
+    offload: tuple[float, float, float] = (0, 0.0, 0.0)
+    """KV tokens that fit into its CPU memory, and the usual time of a restore (`FleetArrays.offload`)."""
     kv_events: str = ""  # address of its KV events, and of their replay after a blank; "": it says so itself
     launched: bool = False  # by Pilothouse, which could start it again
     failures: int = 0  # in a row
@@ -278,6 +280,7 @@ def read() -> Inventory:
                 max_num_seqs=row.max_num_seqs,
                 adapter_slots=row.adapter_slots,
                 kv_capacity_tokens=row.kv_capacity_tokens,
+                offload=row.offload,
                 kv_events=row.kv_events,
                 launched=row.launcher != Launcher.EXTERNAL,
                 api_key=row.token,

@@ -42,6 +42,7 @@ from scheduling.fleet.arrays import (
 )
 from scheduling.fleet.carried import set_front_end
 from scheduling.fleet.front_end import FrontEnd
+from scheduling.fleet.kv_cost import OFFLOADED, RESTORE_S_PER_TOKEN
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy, array_value
 from scheduling.queueing.held_work import Release
@@ -114,6 +115,8 @@ class Counted(NamedTuple):
 
 
 MOST_NOTICES = 1000
+MEASURED_TOKENS = 1000
+"""Restored tokens from which on the time of a restore is as measured."""
 NOWHERE = "?"
 """Region of callers in a zone that has none."""
 
@@ -589,6 +592,7 @@ class Topology:
         replica.spec = spec
         self.fleet.adapter_slots[replica.slot] = spec.adapter_slots
         self.fleet.adapter_load_s[replica.slot] = FROM_STORAGE_S, FROM_MEMORY_S
+        self.time_restores(replica)
         policy = replica.endpoint.spec.policy
         self.fleet.ahead_limit[replica.slot] = array_value(policy, "requests_ahead_limit")
         self.fleet.profile[replica.slot] = astuple(spec.profile) if spec.profile else 0.0
@@ -597,6 +601,13 @@ class Topology:
         if not self.fleet.kv_capacity_tokens[replica.slot]:
             self.fleet.kv_capacity_tokens[replica.slot] = spec.kv_capacity_tokens
         self.settle(replica)
+
+    def time_restores(self, replica: Replica) -> None:
+        """Write what *replica* holds in CPU memory, and how long a restore takes: as it has measured, else as is usual."""
+        offload, metrics = self.fleet.offload[replica.slot], replica.metrics
+        offload[:] = replica.spec.offload
+        if metrics is not None and metrics.restored_tokens_total >= MEASURED_TOKENS and offload[OFFLOADED]:
+            offload[RESTORE_S_PER_TOKEN] = metrics.restore_s_total / metrics.restored_tokens_total
 
     def _add_replica(self, spec: InstanceSpec, endpoint: Endpoint) -> Replica:
         free = np.flatnonzero(self.fleet.endpoint == EMPTY)

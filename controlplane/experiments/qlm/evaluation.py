@@ -58,8 +58,9 @@ def on_one_model(name: str, part: Mapping[str, Any], scale: float) -> Iterator[e
     for value in part["values"]:
         values: dict[str, Any] = {
             "load": part.get("load", BUSY_LOAD), "mega": 0.0, "waiting_s": WAITING_S, "group_batches": DELTA, "a10": None,
+            "link_gb_s": None,
         } | {part.get("varies", "load"): value}  # fmt: skip
-        count = max(1, round(GPUS * scale))
+        count = part.get("gpus", max(1, round(GPUS * scale)))
         a10s = 0 if values["a10"] is None else round(values["a10"] * count)
         a100 = MODELS["vicuna_a100" if values["a10"] is None else "mistral_a100"]
         served = [(MODELS["mistral_a10"], "A10")] * a10s + [(a100, "A100")] * (count - a10s)
@@ -78,7 +79,7 @@ def _workload_a(
         Stream(BATCH_2, 0.0, waiting=round(values["waiting_s"] * rate)),
     ]
     requests = draw(streams, [served[0][0].name], ARRIVING_S, seed, values["mega"])
-    return one_model(served, system, requests, group_batches=values["group_batches"])
+    return one_model(served, system, requests, link_gb_s=values["link_gb_s"], group_batches=values["group_batches"])
 
 
 def on_nodes(name: str, part: Mapping[str, Any], scale: float) -> Iterator[experiment.Case]:
@@ -108,7 +109,8 @@ def columns(part: Mapping[str, Any]) -> Sequence[Column]:
     for name in part.get("classes", CLASSES):
         of_class += experiment.columns(shown["of_class"], name=name)
     varied = (part.get("head", "load"), "varied", part.get("format", "{:g}"))
-    return [*experiment.columns([varied, *shown["start"]]), *of_class, *experiment.columns(shown["end"])]
+    end = [*shown["end"], *(shown["restored"] if part.get("varies") == "link_gb_s" else ())]
+    return [*experiment.columns([varied, *shown["start"]]), *of_class, *experiment.columns(end)]
 
 
 def side_by_side(rows: Sequence[experiment.Result]) -> list[experiment.Result]:

@@ -62,6 +62,10 @@ class Tuned:
         return 5.0 + self.weights_gb / 3
 
 
+OFFLOAD_GB: Final = 80.0
+"""CPU memory of an instance of Vicuna-13B for evicted requests (section 8.3)."""
+VICUNA_BYTES: Final = 819_200
+"""Of a token of Vicuna-13B."""
 SLEEP_S: Final = 2.0
 CPU_GB: Final = 320.0
 """Of a node, for sleeping models: the paper reserves it for Llama-70B (section 8.3)."""
@@ -181,11 +185,18 @@ def fleet(
 
 def one_model(
     instances: Sequence[tuple[ServedModel, str]], system: str, requests: Workload,
-    slo_s: Sequence[float] = SLO_S, **policies: Any,
+    slo_s: Sequence[float] = SLO_S, link_gb_s: float | None = None, **policies: Any,
 ) -> Drawn:  # fmt: skip
-    """Return one model, (how it is served, GPU type) by instance, under *system* with further *policies*."""
+    """Return one model, (how it is served, GPU type) by instance, under *system* with further *policies*, and with
+    `OFFLOAD_GB` for the KV of evicted requests behind a link of *link_gb_s*.
+    """
     queue = {"queue": "fcfs"} if system in ("fcfs", "without-pulling") else {}
     groups = [served.group(gpu=gpu, takes_all=system == "without-pulling", **queue) for served, gpu in instances]
+    if link_gb_s is not None:
+        groups = [
+            group | served.offload(OFFLOAD_GB, link_gb_s, VICUNA_BYTES)
+            for group, (served, _) in zip(groups, instances, strict=True)
+        ]
     if system == "without-balance":
         # Each instance is a separate model, and requests are dealt to these one after another, as they come.
         groups = [group | {"model": f"{group['model']} {at}"} for at, group in enumerate(groups)]
@@ -255,7 +266,7 @@ def measured(run: Simulated) -> Row:
         "throughput": float(done.sum() / last_s),
         "goodput": float(in_time.sum() / last_s),
         "most_waiting": int(result.series["waiting"].sum(axis=-1).max()),
-        **{name: result.counters[name] for name in ("swaps", "evictions", "reorderings")},
+        **{name: result.counters[name] for name in ("swaps", "evictions", "reorderings", "restored_tokens")},
     }
 
 

@@ -56,6 +56,13 @@ class ServedModel:
             "block_size_tokens": self.block_tokens, "queue": self.queue, "prefix_caching": self.prefix_caching, **table,
         }  # fmt: skip
 
+    def offload(self, memory_gb: float, link_gb_s: float, token_bytes: float) -> dict[str, Any]:
+        """Return columns of its group for *memory_gb* of CPU memory behind a link; a link of 0: keep what fits the GPU."""
+        if not link_gb_s:
+            return {"prefix_caching": True}
+        tokens, per_token_s = int(memory_gb * 1e9 / token_bytes), token_bytes / (link_gb_s * 1e9)
+        return {"prefix_caching": True, "offload_tokens": tokens, "restore_s_per_token": per_token_s}
+
     def engine(self) -> EngineConfig:
         return cluster_of(scenario_of([self.group()])).instances[0].engine
 

@@ -36,6 +36,7 @@ from controlplane.fleet.models import (
 from controlplane.fleet.services import notify
 from controlplane.fleet.swaps.services import group_of
 from scheduling.fleet.adapter_memory import MOST_ADAPTERS
+from scheduling.fleet.kv_cost import MAX_OFFLOAD_GIB
 from scheduling.model_task import Task
 
 if TYPE_CHECKING:
@@ -127,6 +128,13 @@ class DeployRequest(BaseModel):
         le=MOST_ADAPTERS,
         title="Adapters in memory",
         description="Those on the GPU included; 0: as many as on the GPU.",
+    )
+    kv_offload_gib: float = Field(
+        0.0,
+        ge=0.0,
+        le=MAX_OFFLOAD_GIB,
+        title="KV in CPU memory (GiB)",
+        description="vLLM's --kv-offloading-size, of an instance; 0: none.",
     )
     share_gpus_with: str = Field(
         "",
@@ -365,7 +373,7 @@ def _sizes(wanted: DeployRequest) -> dict[str, Any]:
 def _deployment(wanted: DeployRequest) -> dict[str, Any]:
     names = (
         "model", "region", "gpu_type", "tensor_parallel", "gpu_memory_utilization", "max_num_seqs", "min_instances",
-        "max_instances", "max_loras", "max_cpu_loras",
+        "max_instances", "max_loras", "max_cpu_loras", "kv_offload_gib",
     )  # fmt: skip
     return {name: getattr(wanted, name) for name in names}
 

@@ -36,13 +36,17 @@ def launch_spec(instance: Instance, profile: PerformanceProfile | None = None) -
     kv_blocks = deployment.expected_kv_tokens // BLOCK_SIZE_TOKENS
     if kv_blocks < 1:
         raise LaunchError(f"the weights of {deployment.model} leave no room for a KV cache on {deployment.gpu_type}")
+    offloaded, restore_s, restore_s_per_token = deployment.offload_of(deployment.kv_offload_gib)
     return LaunchSpec(
         **_common(deployment, instance),
         profile=row.coefficients(),
         front_end=row.front_end(),
         block_size_tokens=BLOCK_SIZE_TOKENS,
         kv_blocks=kv_blocks,
-        enable_prefix_caching=deployment.policy().follow_kv_events,
+        enable_prefix_caching=deployment.policy().follow_kv_events or offloaded > 0,
+        offload_blocks=offloaded // BLOCK_SIZE_TOKENS,
+        restore_s=restore_s,
+        restore_s_per_token=restore_s_per_token,
         startup_s=min(EMULATED_STARTUP_S + pull_s(deployment.model, deployment.region), LONGEST_STARTUP_S),
         sleep_s=usual_sleep_s(deployment, Tier.CPU),
         wake_s=usual_load_s(deployment, Tier.CPU),
@@ -75,6 +79,7 @@ def _common(deployment: Deployment, instance: Instance | None) -> dict[str, Any]
         "scheduling_policy": deployment.scheduling_policy,
         "max_loras": deployment.max_loras,
         "max_cpu_loras": deployment.max_cpu_loras,
+        "kv_offload_gib": deployment.kv_offload_gib,
         "enable_kv_cache_events": publishes,
         "enable_prompt_tokens_details": publishes,
     }

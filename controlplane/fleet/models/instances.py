@@ -352,6 +352,12 @@ class Instance(models.Model):
         in_memory = int(self.launched_with.get("max_cpu_loras", 0) if self.launched_with else of.max_cpu_loras)
         return on_gpu, max(on_gpu, in_memory)
 
+    @property
+    def offload(self) -> tuple[int, float, float]:
+        """`Deployment.offload_of`, with the CPU memory that its server was started with, else by its deployment."""
+        gib = self.launched_with.get("kv_offload_gib", 0.0) if self.launched_with else self.deployment.kv_offload_gib
+        return self.deployment.offload_of(gib)
+
     def clean(self) -> None:
         errors = {}
         if self.launcher == Launcher.EXTERNAL and not self.url:

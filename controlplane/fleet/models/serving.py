@@ -10,7 +10,7 @@ from django.db import models
 from django.db.models import F, Q
 from django.utils import timezone
 
-from controlplane.fleet.models.hardware import GpuType, Region
+from controlplane.fleet.models.hardware import Device, GpuType, Region
 from controlplane.fleet.validators import (
     validate_environment,
     validate_model_name,
@@ -19,6 +19,8 @@ from controlplane.fleet.validators import (
     validate_vllm_args,
 )
 from scheduling.fleet.adapter_memory import MOST_ADAPTERS
+from scheduling.fleet.kv_cost import MAX_OFFLOAD_GIB, USUAL_RESTORE_S
+from scheduling.fleet.profile_estimate import link_bytes_per_s
 from scheduling.knob import Declared
 from scheduling.model_task import Task
 from scheduling.policy import COLUMNS, LIVE_CHOICES, EndpointPolicy
@@ -403,6 +405,12 @@ class Deployment(EndpointPolicyColumns):
         validators=[MaxValueValidator(MOST_ADAPTERS)],
         help_text="vLLM's --max-cpu-loras: adapters in CPU memory, those on the GPU included; 0: as many as on the GPU.",
     )
+    kv_offload_gib = models.FloatField(
+        "KV in CPU memory (GiB)",
+        default=0.0,
+        validators=[MinValueValidator(0.0), MaxValueValidator(MAX_OFFLOAD_GIB)],
+        help_text="vLLM's --kv-offloading-size: CPU memory of an instance for KV that leaves its GPUs; 0: none.",
+    )
     vllm_args = models.CharField(
         "further vLLM flags",
         max_length=500,
@@ -469,6 +477,13 @@ class Deployment(EndpointPolicyColumns):
         memory_bytes = self.gpu_type.memory_bytes * self.tensor_parallel * self.gpu_memory_utilization
         return int((memory_bytes - self.model.weights_bytes) // self.model.kv_bytes_per_token)
 
+    def offload_of(self, gib: float) -> tuple[int, float, float]:
+        """Return the KV tokens that fit into *gib* of CPU memory, and the seconds of a restore: constant, and by token."""
+        if not gib:
+            return 0, 0.0, 0.0
+        token_bytes, bytes_per_s = self.model.kv_bytes_per_token, link_bytes_per_s(self.gpu_type.name)
+        return int(gib * 2**30 // token_bytes), USUAL_RESTORE_S, token_bytes / (bytes_per_s * self.tensor_parallel)
+
     @property
     def scheduling_policy(self) -> Literal["fcfs", "priority"]:
         """vLLM's --scheduling-policy: by arrival, or by the priority that comes with each request."""
@@ -498,6 +513,8 @@ class Deployment(EndpointPolicyColumns):
             errors["max_instances"] = f"Not below the minimum of {self.min_instances} instances."
         if None not in (self.max_loras, self.max_cpu_loras) and 0 < self.max_cpu_loras < self.max_loras:
             errors["max_cpu_loras"] = f"Not below the {self.max_loras} adapters on the GPU, which are in memory too."
+        if self.kv_offload_gib and self.gpu_type_id and self.gpu_type.device == Device.CPU:
+            errors["kv_offload_gib"] = "vLLM offloads KV from GPUs only."
         same = Deployment.objects.filter(model=self.model_id, region=self.region_id, gpu_type=self.gpu_type_id)
         if (other := same.exclude(pk=self.pk).first()) is not None:
             text = "This model is deployed in this region on this GPU type already."

@@ -19,10 +19,11 @@ OF_ONE_INSTANCE |= {"shares_gpus_with", "cordoned_gpus", "suspect_gpus", "sleep_
 """Fields that differ between instances of one deployment."""
 SHOWN_AS = {"extra_args": "vllm_args", "max_model_len": "context_tokens", "cpu_kv_bytes": "kv_cache"}
 SHOWN_AS |= {"kv_blocks": "kv_cache", "enable_kv_cache_events": "kv_events"}
+SHOWN_AS |= dict.fromkeys(("offload_blocks", "restore_s", "restore_s_per_token"), "kv_offload_gib")
 SHOWN_AS |= dict.fromkeys(("enable_prompt_tokens_details", "enable_prefix_caching"), "kv_events")  # go with these
 COLUMNS = (
     *("tensor_parallel", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "max_loras"),
-    *("max_cpu_loras", "vllm_args", "environment", "ordering_policy", "kv_events"),
+    *("max_cpu_loras", "kv_offload_gib", "vllm_args", "environment", "ordering_policy", "kv_events"),
 )
 """Columns of a deployment that its servers are started with, but its secrets."""
 RUNNING = frozenset(InstanceState) - {InstanceState.PROVISIONING, InstanceState.STOPPED, InstanceState.FAILED}

@@ -1,5 +1,6 @@
 """The body for an instance: the tenant's, with what we change in it. It is changed nowhere else."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -14,20 +15,22 @@ from scheduling.queueing.ordering import BY_CLASS, ORDERINGS, engine_priority
 
 PRIORITY_BAND = 1000  # vLLM priorities per SLO class; a tenant may demote its own requests within the band
 MAX_BACK = 499
+NOT_RESTORED: dict[str, list[str]] = {"kv_load_tiers": []}
+"""With it vLLM 0.32 computes a prompt of which it has KV in CPU memory (`OffloadingConnectorScheduler`)."""
 
 
 def body_for(call: Call, placed: Placed, kept: Kept | None) -> Pieces:
     """Return the body of *call* for the instance where it was *placed*: it continues what was *kept* of an answer."""
     priority = upstream_priority(ORDERINGS[placed.ordering], placed.priority, call.priority, placed.queue_key_s)
+    more = {"kv_transfer_params": NOT_RESTORED} if placed.recompute else {}
     if kept is not None and kept.opened:
-        return continuation(call, kept, priority)
-    return payload(call, priority, token_ids=kept is not None)
+        return continuation(call, kept, priority, more)
+    return payload(call, priority, more | ({"return_token_ids": True} if kept is not None else {}))
 
 
-def payload(call: Call, priority: int, *, token_ids: bool = False) -> Pieces:
-    """Return the body for an instance in pieces: the tenant's, with our priority, and with usage requested for a stream.
-
-    *token_ids* requests the ids of prompt and output, where the body does not.
+def payload(call: Call, priority: int, more: Mapping[str, Any] = {}) -> Pieces:
+    """Return the body for an instance in pieces: the tenant's, with our priority and *more* fields, and with usage requested
+    for a stream.
 
     Fields are spliced in front where the tenant's body lacks them, so that everything else stays exactly as it was sent, and
     is not copied. A `request_id` of a response is left out: vLLM stores the response by it, over one of another tenant.
@@ -46,13 +49,11 @@ def payload(call: Call, priority: int, *, token_ids: bool = False) -> Pieces:
     ours = body.get("service_tier") not in TIERS
     named = call.kind is Kind.RESPONSE and "request_id" in body
     if call.renamed or ours or named or "priority" in body or (ask_usage and "stream_options" in body):
-        changed = body | {"priority": priority}
+        changed = body | {"priority": priority, **more}
         if ours:
             changed["service_tier"] = "auto"
         if named:
             del changed["request_id"]
-        if token_ids:
-            changed["return_token_ids"] = True
         if ask_usage:
             # vLLM ignores `continuous_usage_stats` alone: together with our request every event would have a usage.
             options = body["stream_options"] if isinstance(body.get("stream_options"), dict) else {}
@@ -63,14 +64,14 @@ def payload(call: Call, priority: int, *, token_ids: bool = False) -> Pieces:
             }
         return (msgspec.json.encode(changed),)
     front = b'{"priority":%d,' % priority
-    if token_ids:
-        front += b'"return_token_ids":true,'
+    for name, value in more.items():
+        front += b'"%s":%s,' % (name.encode(), msgspec.json.encode(value))
     if ask_usage:
         front += b'"stream_options":{"include_usage":true},'
     return front, memoryview(raw)[raw.index(b"{") + 1 :]
 
 
-def continuation(call: Call, kept: Kept, priority: int) -> Pieces:
+def continuation(call: Call, kept: Kept, priority: int, more: Mapping[str, Any]) -> Pieces:
     """Return the body of a completion that continues *call* after what was *kept* of its answer."""
     assert kept.prompt_ids is not None
     assert call.max_tokens is not None
@@ -84,6 +85,7 @@ def continuation(call: Call, kept: Kept, priority: int) -> Pieces:
         "stream": True,
         "stream_options": {"include_usage": True},
         "return_token_ids": True,
+        **more,
     }
     return (msgspec.json.encode(body),)
 

@@ -130,6 +130,9 @@ def _fit(values: dict[str, Any], state: FleetState) -> None:
         here = by_place[table["model"], table["regions"][0], gpus_as_type(table["gpu"], table["tensor_parallel"])]
         known = [one.kv_tokens for one in here if one.kv_tokens]
         table["kv_tokens"] = min(known) if known else table["kv_tokens"]
+        measured_s = [one.restore_s_per_token for one in here if one.restore_s_per_token]
+        if measured_s and "offload_tokens" in table:
+            table["restore_s_per_token"] = float(np.mean(measured_s))
         if table.get("sharing") is None:
             alone = sum(not one.swap_group for one in here)
             missing = alone - table["instances"] - table.get("empty", 0)

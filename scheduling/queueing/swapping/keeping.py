@@ -8,8 +8,8 @@ value of its GPUs.
 import numpy as np
 
 from scheduling.fleet.arrays import FleetArrays
+from scheduling.fleet.kv_cost import prefill_s
 from scheduling.queueing.groups import GroupArrays
-from scheduling.queueing.running import prefill_s
 from scheduling.queueing.swapping.service import USUAL_STEP_S, batch_of
 from scheduling.queueing.swapping.sharing import COMES, WAITS
 from scheduling.queueing.waiting_set import WaitingArrays

@@ -4,6 +4,7 @@ from typing import Final
 
 from scheduling.compiled import compiled, compiled_internal
 from scheduling.fleet.arrays import FleetArrays, at_once, memory_tokens
+from scheduling.fleet.kv_cost import USUAL_PREFILL_S
 from scheduling.queueing.groups import GroupArrays
 from scheduling.queueing.waiting_set import WaitingArrays
 
@@ -12,8 +13,6 @@ LONGEST: Final = 2.0
 
 It is 1.5 for 16 requests whose outputs vary by half of their mean, and 2.4 if they vary by all of it, as in ShareGPT.
 """
-USUAL_PREFILL_S: Final = 1e-4
-"""Per prompt token, without a profile."""
 USUAL_STEP_S: Final = 0.02
 """Per decode step, without a profile."""
 

@@ -76,7 +76,7 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
         fleet.kv_capacity_tokens[at] = spec.dispatch_kv_tokens or spec.engine.kv_capacity_tokens
         fleet.memory_tokens[at] = spec.engine.kv_capacity_tokens
         fleet.profile[at] = astuple(spec.engine.profile)
-        give_adapter_slots(fleet, at, spec.engine)
+        give_memory(fleet, at, spec.engine)
         front_end = NO_LIMIT if spec.dispatch_max_num_seqs else spec.engine.front_end
         set_front_end(fleet, at, front_end, policy.room_margin)
         fleet.look_ahead[at], fleet.round_trips[at, ROUND_TRIP_S] = (
@@ -168,10 +168,12 @@ def _fallbacks(cluster: Cluster) -> dict[str, NDArray[Any]]:
     }
 
 
-def give_adapter_slots(fleet: FleetArrays, instance: int, engine: EngineConfig) -> None:
-    """Give *instance* the adapter slots and load times of *engine*."""
+def give_memory(fleet: FleetArrays, instance: int, engine: EngineConfig) -> None:
+    """Give *instance* what *engine* has in CPU memory: adapters and KV, with their load times."""
     fleet.adapter_slots[instance] = engine.max_loras, max(engine.max_loras, engine.max_cpu_loras)
     fleet.adapter_load_s[instance] = engine.adapter_storage_s, engine.adapter_memory_s
+    tokens = engine.offload_blocks * engine.block_size_tokens
+    fleet.offload[instance] = (tokens, engine.restore_s, engine.restore_s_per_token) if tokens else 0.0
 
 
 MOST_PLACES = 1 << 22

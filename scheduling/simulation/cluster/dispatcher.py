@@ -92,7 +92,8 @@ def _assign(world: World, slot: int, instance: int, now_s: float, source: int) -
     priority, key = column(arrivals.priority, request), float(waiting.key[slot])
     this.priority = engine_priority(int(world.policies[endpoint].ordering), priority, key)
     this.produced_tokens = this.computed_tokens = 0
-    this.decoding = this.streaming = this.again = this.evicted = 0
+    this.decoding = this.streaming = this.evicted = 0
+    this.again = 2 if outcome.attempts > 0 and engines.instances[instance].offload_blocks > 0 else 0
     this.published = 0
     this.load_s = _load_adapter(world, instance, column(arrivals.adapter, request))
     this.origin_s = arrivals.arrival_s[request] - back_s

@@ -18,7 +18,7 @@ from scheduling.routing.adapters import forget_adapters
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.routing.routers import prefilled, release
 from scheduling.scaling.spot import Donated, first_to_redeploy
-from scheduling.simulation.cluster.build import give_adapter_slots
+from scheduling.simulation.cluster.build import give_memory
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.event_queue import reset_time
 from scheduling.simulation.cluster.loop import change
@@ -121,7 +121,7 @@ class Lives:
         fleet.max_num_seqs[instance] = 1 if policy.batching.mode == "none" else config.max_num_seqs
         fleet.kv_capacity_tokens[instance] = fleet.memory_tokens[instance] = config.kv_capacity_tokens
         fleet.profile[instance] = astuple(config.profile)
-        give_adapter_slots(fleet, instance, config)
+        give_memory(fleet, instance, config)
         fleet.given_tokens[instance] = 0.0
         set_front_end(fleet, instance, config.front_end, policy.room_margin)
         fleet.look_ahead[instance] = struct_astuple(policy.look_ahead)

@@ -22,7 +22,7 @@ from scheduling.simulation.engine.eviction import take_evicted
 from scheduling.simulation.engine.kv_room import blocks, free_steps, place_in_block, take_blocks
 from scheduling.simulation.engine.lookahead import join_map
 from scheduling.simulation.engine.preemption import rebuild, schedule_short, step_of_a_part
-from scheduling.simulation.engine.prefix_cache import give_back, look_up, publish, settle, share
+from scheduling.simulation.engine.prefix_cache import give_back, look_up, publish, restore, settle, share
 from scheduling.simulation.engine.progress import compute, count_tokens, ends_s, join, observe, reads_in, start_step
 from scheduling.simulation.engine.sequences import (
     append_running,
@@ -53,7 +53,9 @@ def _admit_cached(
     pop_waiting(engines, instance)
     append_running(engines, instance, sequence)
     share(engines, instance, sequence, cached_blocks)
-    if this.again == 0:
+    if engine.offload_blocks > 0:
+        restore(engines, instance, sequence)
+    if this.again & 1 == 0:
         outcomes[this.request].cached_tokens = this.computed_tokens
     tokens = min(total - this.computed_tokens, budget)
     held = this.computed_tokens + tokens

@@ -4,8 +4,10 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from scheduling.compiled import uncompiled
 from scheduling.fleet.adapter_memory import FROM_MEMORY_S, FROM_STORAGE_S, MOST_ADAPTERS
 from scheduling.fleet.front_end import NO_LIMIT, FrontEnd
+from scheduling.fleet.kv_cost import USUAL_RESTORE_S, regain_s
 from scheduling.fleet.profile import Profile
 
 QueuePolicy = Literal["fcfs", "priority"]
@@ -37,6 +39,11 @@ class EngineConfig:
     """Time to bring an adapter onto the GPU that is not loaded,"""
     adapter_memory_s: float = FROM_MEMORY_S
     """and one that is in CPU memory."""
+    offload_blocks: int = 0
+    """KV blocks that fit into its CPU memory (vLLM's --kv-offloading-size); needs `prefix_caching`."""
+    restore_s: float = USUAL_RESTORE_S
+    """Time to bring blocks back from there, whatever their number, and for each token (`fleet.kv_cost`)."""
+    restore_s_per_token: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size_tokens", "kv_blocks", "max_model_len"):
@@ -50,7 +57,9 @@ class EngineConfig:
         for name in ("max_loras", "max_cpu_loras"):
             if not 0 <= getattr(self, name) <= MOST_ADAPTERS:
                 raise ValueError(f"{name} must be from 0 to {MOST_ADAPTERS}, not {getattr(self, name)}")
-        for name in ("adapter_storage_s", "adapter_memory_s"):
+        if self.offload_blocks < 0 or (self.offload_blocks and not self.prefix_caching):
+            raise ValueError(f"offload_blocks ({self.offload_blocks}) must be at least 0, and 0 without prefix_caching")
+        for name in ("adapter_storage_s", "adapter_memory_s", "restore_s", "restore_s_per_token"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be a number from 0 up, not {getattr(self, name)}")
         if self.policy not in get_args(QueuePolicy):
@@ -59,6 +68,13 @@ class EngineConfig:
     @property
     def kv_capacity_tokens(self) -> int:
         return self.kv_blocks * self.block_size_tokens
+
+    def regain(self, tokens: int, offloaded: int) -> tuple[float, float]:
+        """Return `kv_cost.regain_s` by its profile and its link."""
+        of = self.profile
+        prefill = of.prefill_t0_s, of.prefill_a_s, of.prefill_b_s_per_token, of.prefill_c_s_per_token2
+        link = self.restore_s, self.restore_s_per_token
+        return uncompiled(regain_s)(*prefill, *link, float(tokens), float(offloaded))
 
     def blocks_for(self, tokens: int) -> int:
         """Return the number of blocks that hold *tokens*."""

@@ -1,7 +1,8 @@
 """Eviction: a sequence leaves its instance for the dispatcher's queue, where it waits again and keeps its output.
 
 vLLM aborts a request between two iterations, so an evicted one still gets the token of the iteration in progress, and its
-blocks are free from the next one on. Its computed state is lost: the next instance computes prompt and output again.
+blocks are free from the next one on. Its computed state is lost: the next instance computes prompt and output again, unless
+it is the same one, which offloads KV.
 """
 
 from scheduling.compiled import compiled_internal
@@ -48,7 +49,7 @@ def take_evicted(engines: EngineArrays, instance: int, done: int) -> int:
         following = int(this.next)
         if this.evicted != 0:
             this.step_tokens = 0
-            take_blocks_of(engines, instance, sequence, False)
+            take_blocks_of(engines, instance, sequence, engine.offload_blocks > 0)
             engines.done[left] = sequence
             left += 1
         sequence = following

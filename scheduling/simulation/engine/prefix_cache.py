@@ -10,6 +10,9 @@ ones beyond those in the list. So `settle`, given the number of free blocks, for
 looked up while a batch decodes, so the blocks of many iterations can be taken at once.
 
 Copies of one content are in a ring, oldest first; the open-addressed table knows the oldest.
+
+Where an engine offloads KV, the blocks that a request leaves are copied to its CPU memory, which is a cache of the same kind
+without holders: vLLM copies them as they are computed, and again counts them as used when the request ends.
 """
 
 from typing import Any, Final
@@ -18,12 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import compiled, compiled_inline, compiled_internal
+from scheduling.fleet.kv_cost import regain_s
 from scheduling.simulation.engine.kv_room import blocks_of_steps
 from scheduling.simulation.engine.state import (
     IDLE,
     NONE,
     PREFIX_HIT_TOKENS,
     PREFIX_QUERIED_TOKENS,
+    RESTORED_TOKENS,
     SEGMENT,
     EngineArrays,
 )
@@ -196,28 +201,105 @@ def publish(engines: EngineArrays, instance: int, sequence: int, tokens: int) ->
     this.published = max(this.published, shared)
 
 
+@compiled_inline
+def _shared(engines: EngineArrays, sequence: int) -> tuple[int, int]:
+    """Return the first hash of the blocks of *sequence* that others may share, and their number."""
+    cache, request = engines.cache, engines.sequences[sequence].request
+    if cache.first.size == 1:
+        return 0, 0
+    return int(cache.first[request]), int(cache.first[request + 1] - cache.first[request])
+
+
+@compiled_inline
+def _findable(engines: EngineArrays, instance: int, sequence: int) -> int:
+    """Return how many leading blocks of *sequence* may be cached: not its last token, nor what it cannot have left here."""
+    this = engines.sequences[sequence]
+    most = int((this.prompt_tokens + this.produced_tokens - 1) // engines.instances[instance].block_size_tokens)
+    return most if this.again != 0 else min(most, _shared(engines, sequence)[1])
+
+
+@compiled_inline
+def _find(engines: EngineArrays, cache: int, sequence: int, at: int) -> int:
+    """Return the record in *cache*, of an instance or its CPU memory, of block *at* of *sequence*; NONE without."""
+    first, shared = _shared(engines, sequence)
+    if at < shared:
+        place = _place(engines, cache, SHARED, int(engines.cache.hashes[first + at]))
+    else:
+        place = _place(engines, cache, int(engines.sequences[sequence].request), at)
+    return int(engines.cache.table[cache, place] - 1)
+
+
+@compiled_inline
+def _in_memory(engines: EngineArrays, instance: int) -> int:
+    """Return the row of the CPU memory of *instance*."""
+    return instance + engines.exceeding.size
+
+
+@compiled_internal
+def _offload(engines: EngineArrays, instance: int, owner: int, number: int) -> None:
+    """Have the block (*owner*, *number*) in the CPU memory of *instance*, as the last to leave it."""
+    memory, cache = _in_memory(engines, instance), engines.cache
+    at = int(cache.table[memory, _place(engines, memory, owner, number)] - 1)
+    if at == NONE:
+        at = _publish(engines, memory, owner, number)
+        cache.blocks[memory, at].holders = 0
+    else:
+        _pick_up(engines, memory, at)
+    _append_idle(engines, memory, at)
+    settle(engines, memory, int(engines.instances[instance].offload_blocks))
+
+
+@compiled_internal
+def _offload_all(engines: EngineArrays, instance: int, sequence: int, full: int, returns: bool) -> None:
+    """Have the *full* blocks that *sequence* leaves in CPU memory, the first of them as the last to leave it."""
+    this, cache, memory = engines.sequences[sequence], engines.cache, _in_memory(engines, instance)
+    if returns or this.again != 0:
+        for index in range(full - 1, this.published - 1, -1):
+            _offload(engines, instance, int(this.request), index)
+    elif full > this.published:  # nothing finds these again
+        at = _take_record(engines, memory)
+        cache.blocks[memory, at].count, cache.blocks[memory, at].holders = full - this.published, NONE
+        _append_idle(engines, memory, at)
+        settle(engines, memory, int(engines.instances[instance].offload_blocks))
+    for index in range(this.published - 1, -1, -1):
+        block = cache.blocks[instance, cache.held[sequence, index]]
+        _offload(engines, instance, int(block.owner), int(block.number))
+
+
+@compiled_inline
+def _restored(engine: Any, tokens: int, offloaded: int) -> tuple[int, float]:
+    """Return how many of *tokens* an engine restores, of which *offloaded* are in its CPU memory, and the time of that."""
+    a_s, b_s, c_s = engine.prefill_a_s, engine.prefill_b_s_per_token, engine.prefill_c_s_per_token2
+    base_s, token_s = engine.restore_s, engine.restore_s_per_token
+    _, restored = regain_s(engine.prefill_t0_s, a_s, b_s, c_s, base_s, token_s, float(tokens), float(offloaded))
+    return int(restored), base_s + token_s * restored if restored > 0.0 else 0.0
+
+
+@compiled_internal
+def restore(engines: EngineArrays, instance: int, sequence: int) -> None:
+    """Let *sequence*, just admitted, continue from its blocks in CPU memory, unless it is faster to compute them."""
+    engine, this, memory = engines.instances[instance], engines.sequences[sequence], _in_memory(engines, instance)
+    first, most = int(this.published), _findable(engines, instance, sequence)
+    at = first
+    while at < most and _find(engines, memory, sequence, at) != NONE:
+        at += 1
+    missing = int(this.prompt_tokens + this.produced_tokens - this.computed_tokens)
+    restored, seconds = _restored(engine, missing, (at - first) * int(engine.block_size_tokens))
+    this.load_s += seconds
+    this.computed_tokens += restored
+    engines.counters[RESTORED_TOKENS] += restored
+
+
 @compiled_internal
 def look_up(engines: EngineArrays, instance: int, sequence: int) -> tuple[int, int]:
     """Return how many leading blocks of the waiting *sequence* are cached, and how many of these have a holder.
 
     Never all of them, for its last token must be computed. They are noted in its row of `held`.
     """
-    this, cache = engines.sequences[sequence], engines.cache
-    block_size = engines.instances[instance].block_size_tokens
-    most = (this.prompt_tokens + this.produced_tokens - 1) // block_size
-    first = hashes = 0
-    if cache.first.size > 1:
-        first = cache.first[this.request]
-        hashes = cache.first[this.request + 1] - first
-    if this.again == 0:
-        most = min(most, hashes)  # it cannot have left blocks here itself
+    cache, most = engines.cache, _findable(engines, instance, sequence)
     cached_blocks = in_use = 0
     while cached_blocks < most:
-        if cached_blocks < hashes:
-            place = _place(engines, instance, SHARED, int(cache.hashes[first + cached_blocks]))
-        else:
-            place = _place(engines, instance, int(this.request), cached_blocks)
-        at = cache.table[instance, place] - 1
+        at = _find(engines, instance, sequence, cached_blocks)
         if at == NONE:
             break
         cache.held[sequence, cached_blocks] = at
@@ -253,8 +335,10 @@ def give_back(engines: EngineArrays, instance: int, sequence: int, tokens: int, 
     full = tokens // block_size
     freed = (tokens + block_size - 1) // block_size - this.published
     own = full - this.published
+    if engines.instances[instance].offload_blocks > 0:
+        _offload_all(engines, instance, sequence, int(full), returns)
     if returns:
-        this.again = 1
+        this.again |= 1
         for index in range(full - 1, this.published - 1, -1):
             at = _publish(engines, instance, int(this.request), index)
             cache.blocks[instance, at].holders = 0
@@ -290,10 +374,10 @@ def cached_blocks(engines: EngineArrays, instance: int, first: int, count: int) 
 
 @compiled
 def warm_prefix(engines: EngineArrays, instance: int, hashes: NDArray[np.int64], first: int, count: int) -> int:
-    """Compute the *count* shared blocks from `hashes[first]` on, as a request of one token does that ends at once.
+    """Compute or restore the *count* shared blocks from `hashes[first]` on, as a request of one token that ends at once.
 
     Return how many were missing, -1 if there are not as many free blocks, and one for the token. All are the last to be
-    reused then. Their prefill makes the next step of a busy *instance* longer.
+    reused then. The time makes the next step of a busy *instance* longer.
     """
     engine, cache = engines.instances[instance], engines.cache
     free = settle_iteration(engines, instance)
@@ -305,6 +389,11 @@ def warm_prefix(engines: EngineArrays, instance: int, hashes: NDArray[np.int64],
         if cache.blocks[instance, at].holders == 0:
             _pick_up(engines, instance, at)
             free -= 1
+    offloaded = 0
+    if engine.offload_blocks > 0:
+        offloaded = _leading(engines, _in_memory(engines, instance), hashes, first + cached, count - cached)
+        for index in range(count - 1, -1, -1):
+            _offload(engines, instance, SHARED, int(hashes[first + index]))
     if cached < count:
         settle(engines, instance, free - (count - cached) - 1)
     for index in range(count - 1, -1, -1):  # its last block is reused first
@@ -317,18 +406,23 @@ def warm_prefix(engines: EngineArrays, instance: int, hashes: NDArray[np.int64],
         if cache.blocks[instance, at].holders == 0:
             _append_idle(engines, instance, at)
     if engine.phase != IDLE:
-        tokens = float((count - cached) * engine.block_size_tokens)
+        missing, size = count - cached, int(engine.block_size_tokens)
+        restored, seconds = _restored(engine, missing * size, offloaded * size)
+        tokens = float(missing * size - restored)
         engine.prewarm_s += engine.prefill_b_s_per_token * tokens + engine.prefill_c_s_per_token2 * tokens * tokens
+        engine.prewarm_s += seconds
+        engines.counters[RESTORED_TOKENS] += restored
     return int(count - cached)
 
 
 def clear_cache(engines: EngineArrays, instance: int) -> None:
-    """Clear the cache of *instance*, which holds no requests. O(its table)."""
-    engine: Any = engines.instances[instance]
-    if engine.used_records > 0:
-        engines.cache.table[instance, :] = 0
-    engine.idle_blocks = engine.used_records = 0
-    engine.oldest_idle = engine.newest_idle = engine.spare_record = NONE
+    """Clear the caches of *instance*, which holds no requests. O(its table)."""
+    for at in range(instance, engines.instances.size, engines.exceeding.size):  # and that in its CPU memory
+        engine: Any = engines.instances[at]
+        if engine.used_records > 0:
+            engines.cache.table[at, :] = 0
+        engine.idle_blocks = engine.used_records = 0
+        engine.oldest_idle = engine.newest_idle = engine.spare_record = NONE
 
 
 empty_cache = compiled_internal(clear_cache)

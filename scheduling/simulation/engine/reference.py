@@ -7,6 +7,7 @@ asynchronous scheduling). A test runs both on the same requests and finds the sa
 """
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
@@ -29,6 +30,8 @@ class EngineRequest:
     """One for each leading full block of the prompt that others may share; each identifies all tokens up to its end."""
     load_s: float = 0.0
     """Time to bring its LoRA adapter onto the GPU, by which the iteration that admits it is longer."""
+    own: Hashable = None
+    """Names its further tokens, for one that continues an earlier request of the same name; None: they are its alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,8 @@ class _Sequence:
     def content(self, index: int) -> Hashable:
         """Return the content of the full block *index*: a hash that others may share, or tokens unique to this request."""
         hashes = self.request.prefix_hashes
-        return hashes[index] if index < len(hashes) else (self, index)
+        own = self.request.own
+        return hashes[index] if index < len(hashes) else (self if own is None else own, index)
 
 
 @dataclass(slots=True)
@@ -111,7 +115,12 @@ class ReferenceEngine:
         self.prefix_queried_tokens_total = 0
         """Tokens of admitted requests that were looked up in the prefix cache, as vLLM counts them."""
         self.prefix_hit_tokens_total = 0
+        self.restored_tokens_total = 0
+        """Of the others, those that were restored from CPU memory,"""
+        self.restore_s_total = 0.0
+        """and the time that it took."""
         self._pool = BlockPool(config.kv_blocks)
+        self._offloaded: OrderedDict[Hashable, None] = OrderedDict()  # blocks in CPU memory, least recently used first
         self._sequences: dict[str, _Sequence] = {}  # not finished, by request id
         self._running: dict[str, _Sequence] = {}  # in order of admission
         self._waiting: WaitingQueue = QUEUES[config.policy]()
@@ -138,6 +147,7 @@ class ReferenceEngine:
         if self._running:
             return False
         self._pool.forget_idle()
+        self._offloaded.clear()
         return True
 
     @property
@@ -252,6 +262,8 @@ class ReferenceEngine:
             if self.config.prefix_caching:
                 self.prefix_queried_tokens_total += sequence.total_tokens
                 self.prefix_hit_tokens_total += sequence.computed_tokens
+            if self._offloaded:
+                self._restore(sequence)
             tokens = min(sequence.total_tokens - sequence.computed_tokens, batch.budget_tokens)
             held = self._hold(sequence, sequence.computed_tokens + tokens)
             assert held, "the blocks were counted above"
@@ -301,6 +313,23 @@ class ReferenceEngine:
             context_tokens=context_tokens,
         )
 
+    def _restore(self, sequence: _Sequence) -> None:
+        """Let *sequence*, just admitted, continue from its blocks in CPU memory, unless it is faster to compute them."""
+        config, size = self.config, self.config.block_size_tokens
+        first, count = sequence.computed_tokens // size, 0
+        while first + count < (sequence.total_tokens - 1) // size:
+            if sequence.content(first + count) not in self._offloaded:
+                break
+            count += 1
+        missing = sequence.total_tokens - sequence.computed_tokens
+        restored = count * size if config.regain(missing, count * size)[1] else 0
+        if restored:
+            seconds = config.restore_s + config.restore_s_per_token * restored
+            sequence.load_s += seconds
+            sequence.computed_tokens += restored
+            self.restored_tokens_total += restored
+            self.restore_s_total += seconds
+
     def _hold(self, sequence: _Sequence, tokens: int) -> bool:
         """Give *sequence* the blocks for its first *tokens*; return False when too few are free."""
         missing = self.config.blocks_for(tokens) - sequence.blocks
@@ -333,6 +362,12 @@ class ReferenceEngine:
         self.preemptions_total += 1
 
     def _free(self, sequence: _Sequence) -> None:
+        if self.config.offload_blocks:
+            for block in reversed(sequence.published):
+                self._offloaded[block.content] = None
+                self._offloaded.move_to_end(block.content)
+                if len(self._offloaded) > self.config.offload_blocks:
+                    self._offloaded.popitem(last=False)
         self._pool.give_back(sequence.blocks - len(sequence.published))
         self._pool.release(sequence.published)
         sequence.blocks = sequence.computed_tokens = 0

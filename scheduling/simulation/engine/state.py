@@ -34,7 +34,8 @@ PREFIX_QUERIED_TOKENS: Final = 4
 PREFIX_HIT_TOKENS: Final = 5
 LEAVING: Final = 6  # sequences to leave at the end of an iteration
 ADAPTERS: Final = 7  # requests with an adapter, by where it was: not loaded, in CPU memory, on the GPU
-COUNTERS: Final = 10
+RESTORED_TOKENS: Final = 10
+COUNTERS: Final = 11
 
 
 INSTANCE = record(
@@ -101,10 +102,15 @@ INSTANCE = record(
         ("newest_idle", np.int32),
         ("spare_record", np.int32),  # first of the records used before
         ("used_records", np.int32),  # records from here on are unused
+        ("offload_blocks", np.int64),  # that fit into its CPU memory
+        ("restore_s", np.float64),
+        ("restore_s_per_token", np.float64),
         ("prewarm_s", np.float64),  # prefill of prewarmed prefixes, by which the next step that admits is longer
     ]
 )
-"""One engine."""
+"""One engine, or in the second half of `EngineArrays.instances` the blocks of one in its CPU memory: a prefix cache whose
+blocks have no holder.
+"""
 
 TOTAL = record(
     [
@@ -150,7 +156,7 @@ SEQUENCE = record(
         ("next_joining", np.int32),
         ("decoding", np.uint8),
         ("streaming", np.uint8),  # its first token was emitted
-        ("again", np.uint8),  # it was preempted, and may have left blocks in the prefix cache
+        ("again", np.uint8),  # it may have left blocks in the prefix cache: 1 if preempted, 2 if evicted and offloaded
         ("evicted", np.uint8),  # it leaves at the end of an iteration, or just has
         # End of the cache line; the rest decides between sequences, or is for sharing prefixes.
         ("instance", np.int32),
@@ -172,9 +178,9 @@ class CacheArrays(NamedTuple):
     """Prefix caches of all instances; almost empty if no instance has one."""
 
     blocks: NDArray[np.void]
-    """BLOCK records, instances x blocks."""
+    """BLOCK records, as many rows as `EngineArrays.instances` x blocks."""
     table: NDArray[np.int32]
-    """instances x places, a power of two: one more than the record found there, 0 for none."""
+    """As many rows x places, a power of two: one more than the record found there, 0 for none."""
     held: NDArray[np.int32]
     """sequences x blocks: records of the `published` blocks of each."""
     first: NDArray[np.int64]
@@ -188,7 +194,7 @@ class EngineArrays(NamedTuple):
     """Every instance's engine."""
 
     instances: NDArray[np.void]
-    """INSTANCE records."""
+    """INSTANCE records, twice as many where any offloads KV."""
     totals: NDArray[np.void]
     """TOTAL records, by endpoint."""
     open: NDArray[np.int32]
@@ -219,8 +225,10 @@ def _allocate_cache(
     if not caching:
         small, none = np.zeros((1, 1), np.int32), np.zeros(1, np.int64)
         return CacheArrays(np.zeros((1, 1), BLOCK), table=small, held=small, first=none, hashes=none)
-    blocks = max(config.kv_blocks for config in caching)
-    row = min(blocks, -(-longest_tokens // min(config.block_size_tokens for config in caching)))
+    blocks = most = max(config.kv_blocks for config in caching)
+    if any(config.offload_blocks for config in caching):
+        instances, blocks = 2 * instances, max(most, *(config.offload_blocks + 1 for config in caching))
+    row = min(most, -(-longest_tokens // min(config.block_size_tokens for config in caching)))
     hashes = requests.prefix_hashes if requests.prefix_hashes.size else np.zeros(1, np.int64)
     first = requests.prefix_first if requests.prefix_hashes.size else np.zeros(1, np.int64)
     # Zeros take no memory until written: a row is as long as its request needs.
@@ -250,8 +258,9 @@ def allocate_engines(
     batch = min(max(config.max_num_seqs for config in (*configs, *later)), sequences)
     block_size = max(config.block_size_tokens for config in (*configs, *later))
     longest_tokens = max(config.max_model_len for config in (*configs, *later))
+    offload = any(config.offload_blocks for config in (*configs, *later))
     arrays = EngineArrays(
-        instances=np.zeros(count, INSTANCE),
+        instances=np.zeros(count * (1 + offload), INSTANCE),
         totals=np.zeros(endpoints, TOTAL),
         open=np.zeros(count, np.int32),
         sequences=np.zeros(sequences, SEQUENCE),
@@ -309,6 +318,8 @@ def configure(engines: EngineArrays, instance: int, config: EngineConfig) -> Non
         record[name] = getattr(config.profile, name)
     record["requests_per_s"] = config.front_end.requests_per_s
     record["tokens_per_s"] = config.front_end.tokens_per_s
+    for name in ("offload_blocks", "restore_s", "restore_s_per_token"):
+        record[name] = getattr(config, name)
     record["prewarm_s"] = 0.0
 
 

@@ -7,6 +7,7 @@ from zoneinfo import available_timezones
 from pydantic import Field, FiniteFloat, field_validator, model_validator
 
 from scheduling.fleet.adapter_memory import FROM_MEMORY_S, FROM_STORAGE_S, MOST_ADAPTERS
+from scheduling.fleet.kv_cost import USUAL_RESTORE_S
 from scheduling.simulation.scenario.parts import AtLeast0, Count, Positive, ScenarioTable, Size
 
 
@@ -147,6 +148,12 @@ class Group(ScenarioTable):
     """Time to bring an adapter onto the GPU that is not loaded."""
     adapter_memory_s: AtLeast0 = FROM_MEMORY_S
     """The same from CPU memory."""
+    offload_tokens: Count = 0
+    """KV tokens that fit into the CPU memory of an instance (vLLM's --kv-offloading-size); needs `prefix_caching`."""
+    restore_s: AtLeast0 = USUAL_RESTORE_S
+    """Time to bring KV back from there, whatever its size,"""
+    restore_s_per_token: AtLeast0 = 0.0
+    """and for each token: its bytes over those that the link carries a second."""
     takes_all: bool = False
     """Whether the dispatcher gives it every request at once, as in the papers, or only what it has room for."""
     start_s: Positive | None = None
@@ -168,6 +175,8 @@ class Group(ScenarioTable):
             raise ValueError("max_num_batched_tokens must be at least max_num_seqs, or running requests would starve")
         if self.kv_tokens < self.block_size_tokens:
             raise ValueError("kv_tokens must be at least block_size_tokens")
+        if self.offload_tokens and not self.prefix_caching:
+            raise ValueError("offload_tokens needs prefix_caching")
         return self
 
 

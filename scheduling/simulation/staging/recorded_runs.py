@@ -50,7 +50,7 @@ def recorded_runs(
     rows = rows[np.argsort(calls.run[rows], kind="stable")]
     applications: dict[tuple[int, int], int] = {}
     units: list[dict[str, Backend]] = []
-    runs = []
+    runs: list[RunToCome] = []
     for whole in np.split(rows, np.flatnonzero(np.diff(calls.run[rows])) + 1):
         for own in np.split(whole, range(MOST_STEPS, whole.size, MOST_STEPS)):
             key = int(workload.tenant.codes[own[0]]), int(calls.application.codes[own[0]])

@@ -19,6 +19,7 @@ from scheduling.compiled import uncompiled
 from scheduling.control.reordering import Reordering
 from scheduling.fleet.arrays import MEMORY_SLOTS, index_members, memory_tokens
 from scheduling.fleet.carried import carried
+from scheduling.fleet.kv_cost import OFFLOADED
 from scheduling.fleet.profile import Profile
 from scheduling.fleet.state import (
     GROUP,
@@ -358,7 +359,8 @@ class _Placing:
         endpoint = int(fleet.endpoint[place])
         if world.policies["routing"][endpoint] != LEAST_DELAY:
             return
-        spare, present = affinity.noted_count.size - 1, int(uncompiled(memory_tokens)(fleet, place))
+        spare, memory = affinity.noted_count.size - 1, int(uncompiled(memory_tokens)(fleet, place))
+        present = max(memory, int(fleet.offload[place, OFFLOADED]))
         for blocks, age_tokens in hashes:
             note(affinity, spare, blocks, 0, blocks.size, int(affinity.counters[BLOCK_TOKENS]))
             fleet.placed_tokens[place] = max(0, present - age_tokens)

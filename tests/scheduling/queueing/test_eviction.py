@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scheduling.fleet.kv_cost import prefill_s
 from scheduling.queueing.eviction import GIVEN, MOST_SHARE, wanted
-from scheduling.queueing.running import ends_of, left_s, prefill_s, running_of, step_s, write_starts
+from scheduling.queueing.running import ends_of, left_s, running_of, step_s, write_starts
 from scheduling.queueing.snapshot import snapshot
 from scheduling.queueing.virtual_queues import insert_loose
 from scheduling.queueing.waiting_set import allocate_waiting

@@ -13,7 +13,7 @@ from controlplane.fleet.inventory.deploy import BITS, DeployRequest, usual_launc
 from controlplane.fleet.models import GpuType, Instance, Launcher, Model, ModelTask, Region
 
 WIDGETS = {int: forms.IntegerField, float: forms.FloatField, Decimal: forms.DecimalField, str: forms.CharField}
-OPTIONAL = ("address", "max_loras", "max_cpu_loras")
+OPTIONAL = ("address", "max_loras", "max_cpu_loras", "kv_offload_gib")
 """Fields with a default that may be left empty."""
 SMALLEST = 1e-6
 """Stands in for a limit that is excluded, which forms do not have."""
@@ -65,7 +65,7 @@ class DeployForm(forms.Form):
         (
             "Deployment",
             ("tensor_parallel", "gpu_memory_utilization", "max_num_seqs", "min_instances", "max_instances", "launcher",
-             "share_gpus_with", "max_loras", "max_cpu_loras", "reason"),
+             "share_gpus_with", "max_loras", "max_cpu_loras", "kv_offload_gib", "reason"),
         ),
     )  # fmt: skip
 

@@ -86,8 +86,8 @@ def demand_and_forecast(outlook: Outlook, empty: str) -> Chart:
         series.append(Series("as planned", [outlook.planned] * 2, ("s2", "dot"), [now, starts[-1] + length], layer=2))
     if outlook.scheduled:
         x, y = zip(*((timezone.localtime(at), value) for at, value in outlook.scheduled), strict=True)
-        hover = {"line": {"shape": "hv"}, "hovertemplate": f"%{{y:{digits}}}"}
-        series.append(Series("scheduled minimum", y, ("s3", "dash"), x, layer=2, more=hover))
+        steps = {"line": {"shape": "hv"}, "hovertemplate": f"%{{y:{digits}}}"}
+        series.append(Series("scheduled minimum", y, ("s3", "dash"), x, layer=2, more=steps))
     bands = (_field(outlook.expected, end) for end in ENDS)
     columns = [starts, outlook.actual, mean, *bands, outlook.capacity]
     return Chart(
