@@ -128,7 +128,7 @@ class Session:
             there_s = (self.asked_s + self.heard_s) / 2
             self.shift_s = 0.0 if welcome.machine == self.dispatchers.machine else welcome.clock_s - there_s
             self.welcomed = True
-        self.dispatchers.owned(self, self.send, welcome.owns)
+        self.dispatchers.owned(self, self.send, welcome.owns, welcome.relays)
 
     def close(self) -> None:
         self.dispatchers.left(self)
@@ -165,6 +165,8 @@ class Dispatchers:
         """The owner of each role, and what takes its records."""
         self.epochs: defaultdict[str, int] = defaultdict(int)
         """The highest known of each role: placements of an earlier one are refused."""
+        self._relays: dict[str, tuple[int, ...]] = {}
+        """Numbers of the relays of the owner of each role, or of its last one."""
         self._served: dict[object, port.ServedModels] = {}
         """By who serves them."""
         self._models: dict[str, port.ServedModel] = {}
@@ -314,8 +316,10 @@ class Dispatchers:
             self._roles[opened.number] = role
         self._send(role, opened)
 
-    def owned(self, owner: object, send: port.Send, owns: dict[str, int]) -> None:
-        """Take in that *owner* owns these roles, by epoch: register with it what is open of those that it had not."""
+    def owned(self, owner: object, send: port.Send, owns: dict[str, int], relays: tuple[int, ...] = ()) -> None:
+        """Take in that *owner* owns these roles, by epoch, with *relays*: register with it what is open of those that it had
+        not.
+        """
         for role in [role for role, (other, _) in self.routes.items() if other is owner and role not in owns]:
             del self.routes[role]
         gained = set()
@@ -325,6 +329,8 @@ class Dispatchers:
                 continue
             self.epochs[role], self.routes[role] = epoch, (owner, send)
             gained.add(role)
+        known = {role: self._relays.get(role, ()) for role in gained}
+        self._relays |= dict.fromkeys(owns, relays)
         if not gained:
             return
         for opened in self.opened():
@@ -332,6 +338,8 @@ class Dispatchers:
                 self._open(opened)
         for record in self.entered() if FIRST in gained else ():
             self._send(FIRST, record)
+        for role in gained:
+            self._send(role, port.Registered(self.number, role, known[role]))
         kept, self._kept = self._kept, deque(maxlen=MAX_KEPT)
         for role, record in kept:
             self._send(role, record)

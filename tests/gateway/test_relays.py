@@ -17,6 +17,7 @@ from controlplane.dispatch import lease as leases
 from controlplane.dispatch.lease import Lease
 from controlplane.dispatch.monitoring.measures import RELAY_SILENT_S
 from controlplane.dispatch.monitoring.windows import Count
+from controlplane.dispatch.port import FIRST
 from controlplane.fleet.models import Model
 from controlplane.gateway.process import Gateway
 from controlplane.operations import Operations
@@ -249,6 +250,25 @@ async def test_the_next_owner_takes_up_what_waits_and_runs(fleet, how):
     assert sum(len(backend.bodies) for backend in fleet.backends) == 2 * MANY, "each was given to one instance once"
     await until(lambda: not dispatcher.requests)
     assert not any(one.requests for one in dispatcher.topology.replicas.values())
+
+
+async def test_the_next_owner_gives_nobody_the_room_of_a_relay_that_registers_late(fleet):
+    heir = await fleet.dispatcher()
+    late, other = fleet.relays[0], await fleet.relay()
+    slowly(fleet, tokens=200)
+    async with streams([late], 4):
+        await until(lambda: sum(backend.running for backend in fleet.backends) == 4)
+        async with streams([other], MANY):
+            await until(lambda: len(fleet.owner.dispatching.dispatcher.requests) == 4 + MANY)
+            follow, late.gateway.dispatchers.follow = late.gateway.dispatchers.follow, lambda: None
+            stops_dead(fleet.owner)
+            await until(lambda: len(heir.dispatching.dispatcher.requests) == MANY)
+            assert not any(one.requests for one in heir.dispatching.topology.replicas.values())
+            assert [one.running for one in fleet.backends] == [2, 2]
+            late.gateway.dispatchers.follow = follow
+            await until(lambda: heir.dispatching.registrations.complete(FIRST))
+            await until(lambda: len(heir.dispatching.dispatcher.requests) == 4 + MANY)
+            assert [one.running for one in fleet.backends] == [2, 2]
 
 
 def endpoint_of(gateway):
