@@ -170,6 +170,10 @@ async def soak(
     if options.streams:
         result |= {"streams_open_most": streams.most, "streams_open_left": len(streams.open)}
         result |= judge_finished(stack, streams, finished)
+        silences = defaultdict(list)
+        for kill in killer.kills:
+            silences[kill.part].append(streams.silence_s(kill.at))
+        result |= {"streams_asked_again": streams.asked_again, "silence_s": dict(silences)}
     return result | {"faults": len(faults)} | happened, detail | {"faults": faults}
 
 
@@ -331,6 +335,7 @@ def judge(
         "traced": dict(Counter(printed.traced).most_common()),
         "unaccounted": total.examples(total.unaccounted),
         "failed_outside_kills": total.examples(total.failed_outside_kills),
+        "rows_lost": total.examples(total.lost_by_kill),
         "by_kind": {kind: dict(ends) for kind, ends in sorted(total.by_kind.items())},
         "kills": [f"{_clock(kill.at)} {kill.part} {_since(kill)}" for kill in kills],
         "recovery_s": recovery_s,

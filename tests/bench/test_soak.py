@@ -83,7 +83,7 @@ def test_what_a_kill_of_the_web_process_cuts_is_counted_separately():
     cut = account([seen(End.CUT)], {}, [web])
     assert (cut.cut_by_kill, cut.failed_in_kills, cut.unaccounted, cut.failed_outside_kills) == (1, 1, [], [])
     unwritten = account([seen(at=99.0, took_s=1.0)], {}, [web])
-    assert (unwritten.rows_lost_by_kill, unwritten.unaccounted) == (1, [])
+    assert (len(unwritten.lost_by_kill), unwritten.unaccounted) == (1, [])
     assert judged(seen(at=90.0), kills=(web,)) == (1, 0), "ended long before the kill"
     assert judged(seen(End.CUT), kills=(Kill("redis", 100.5, 105.0),)) == (1, 1), "Redis cuts nobody's connection"
     assert judged(seen(End.CUT, at=140.0), kills=(web,)) == (1, 1)

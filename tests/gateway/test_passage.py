@@ -99,6 +99,22 @@ async def test_events_of_a_token_alone_are_not_parsed(loop, monkeypatch, events,
     assert passage.body == b"".join(events)
 
 
+@pytest.mark.parametrize("at_once", [True, False], ids=["in one piece", "and its end later"])
+async def test_an_answer_is_recorded_before_its_tenant_has_the_end(loop, at_once):
+    passage, body_then = Passage(), []
+    passage.stream = Stream(
+        passage.ticket, passage.responder, passage.usage, print, lambda: body_then.append(b"".join(passage.written))
+    )
+    passage.stream._connection = passage.connection
+    passage.connection.pass_to(passage.stream._take)
+    for data in (token(""), token("a", finish="stop")):
+        passage.connection.data_received(framed(data))
+    passage.connection.data_received(framed(DONE) + b"0\r\n\r\n" * at_once)
+    assert len(body_then) == 1
+    assert DONE not in body_then[0]
+    assert passage.body.endswith(DONE)
+
+
 async def test_a_tenant_who_does_not_read_is_waited_for(loop):
     passage = Passage()
     passage.connection.data_received(framed(token("")))

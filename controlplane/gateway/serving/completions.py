@@ -76,8 +76,17 @@ class Completions:
             await self._serve(progress, responder)
 
     async def _serve(self, progress: Progress, responder: Responder) -> None:
-        """Count, queue, place and carry *progress*, on another instance when one is lost, and complete it."""
+        """Count, queue, place and carry *progress*, on another instance when one is lost, and complete it.
+
+        However it ends, its row is in the journal before its client has the end: a process that is killed loses none.
+        """
         lost: InstanceLost | None = None
+
+        def completed(usage: Usage) -> None:
+            self.requests.finished(progress, usage)
+            self.records.close(progress, 200)
+
+        responder.completed = completed
         try:
             if (entering := self.admission.entries.enter(progress)) is not None:
                 await entering
@@ -92,9 +101,13 @@ class Completions:
                 except InstanceLost as error:
                     lost = error
                     self.requests.place_again(progress, lost)
-            self.requests.finished(progress, usage)
+            if progress.state is not RequestState.DONE:
+                completed(usage)
         except RefusedByInstance as refused:
             progress.fail(refused)
+            self.records.close(progress, refused.status)
+            if refused.answer is not None:
+                await responder.error(refused.answer)
         except ApiError as error:
             error.by_instance = lost is not None and lost.failure == ERROR
             if lost is not None and lost.came and error.code == "upstream_failed":
@@ -108,12 +121,15 @@ class Completions:
             # Not raised again: the request ends here, and the server would log each one as a failure of the application.
             if progress.task is not None:
                 progress.task.uncancel()
+            if progress.state is RequestState.DONE:  # its client left as it had everything
+                return
             if progress.interrupted is Interrupt.DISCONNECT:
                 progress.error_code = "client_disconnected"
                 progress.move(RequestState.CANCELLED)
             else:  # without a reason the server is stopping and has waited long enough
                 why = ENDS.get(progress.interrupted, STOPPING)
                 progress.fail(why)
+                self.records.close(progress, why.status)
                 with contextlib.suppress(Exception):
                     await responder.error(why)
         except Exception:

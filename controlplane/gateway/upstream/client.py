@@ -16,7 +16,7 @@ from yarl import URL
 from controlplane.dispatch.port import CUT, DEAD, ERROR, SILENT, Placed
 from controlplane.gateway.admission.validation import SPEECH, Kind
 from controlplane.gateway.errors import JSON_TYPE, STANDING_BY, ApiError
-from controlplane.gateway.progress import Interrupt, Progress
+from controlplane.gateway.progress import Interrupt, Progress, RequestState
 from controlplane.gateway.serving.http import Responder
 from controlplane.gateway.serving.open_requests import OpenRequests
 from controlplane.gateway.upstream import answers
@@ -97,6 +97,12 @@ class Upstream:
         head = head_of(progress, placed, origin, kind, sum(map(len, body)))
         connection: Connection | None = None
         was_sent = took_none = False
+
+        def completed() -> None:
+            if progress.call.kind.computes:
+                progress.note_work(self.requests.clock(), usage)
+            responder.completed(usage)
+
         try:
             if placed.adapter:
                 await self.adapters.ready(placed)
@@ -126,9 +132,9 @@ class Upstream:
                 took_none = connection.status != ENGINE_ERROR
                 await self._refused(progress, placed, connection)
             elif not progress.call.kind.generates:
-                await self._without_output(progress, connection, responder, usage)
+                await self._without_output(progress, connection, responder, usage, completed)
             elif streamed:
-                await self._streamed(progress, placed, connection, responder, usage)
+                await self._streamed(progress, placed, connection, responder, usage, completed)
             else:
                 answer = await _whole(connection)
                 said = answers.whole(answer, kind)
@@ -136,14 +142,14 @@ class Upstream:
                 if usage.output_tokens is None:
                     usage.output_tokens = answers.estimated_tokens(answer)
                 self.requests.answered_whole(progress, said.first_token_s)
+                completed()
                 await responder.whole(200, JSON_TYPE[1], answer)
         except AdapterUnavailable as error:
             progress.adapter_failed = True
             progress.steps[-1]["lost"] = f"{placed.instance}: {error.message}"
             raise
         except answers.Refusal as refusal:  # vLLM's refusal of a bad request is the tenant's answer
-            await responder.error(refusal)
-            raise answers.RefusedByInstance(refusal.status, refusal.code) from None
+            raise answers.RefusedByInstance(refusal.status, refusal.code, refusal) from None
         except answers.EngineFailed as failure:
             if failure.dead:
                 raise _lost(progress, placed, failure.reason, DEAD) from failure
@@ -160,10 +166,6 @@ class Upstream:
             raise _lost(progress, placed, reason, _failure_of(error, was_sent=was_sent)) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if progress.interrupted is Interrupt.DISCONNECT and usage.whole:  # it left because it has everything
-                if task is not None:
-                    task.uncancel()
-                return usage
             if progress.interrupted in (Interrupt.RECLAIMED, Interrupt.STOPPED):
                 if task is not None:
                     task.uncancel()
@@ -177,7 +179,7 @@ class Upstream:
             raise
         finally:
             progress.leave_instance = progress.connection = None
-            if was_sent and not took_none and progress.call.kind.computes:
+            if was_sent and not took_none and progress.call.kind.computes and progress.state is not RequestState.DONE:
                 complete = connection is not None and connection.complete
                 ended_s = connection.heard_s if connection is not None and complete else self.requests.clock()
                 progress.note_work(ended_s, usage)
@@ -186,7 +188,13 @@ class Upstream:
         return usage
 
     async def _streamed(
-        self, progress: Progress, placed: Placed, connection: Connection, responder: Responder, usage: answers.Usage
+        self,
+        progress: Progress,
+        placed: Placed,
+        connection: Connection,
+        responder: Responder,
+        usage: answers.Usage,
+        completed: Callable[[], None],
     ) -> None:
         if connection.content_type and not connection.is_event_stream:
             raise answers.EngineFailed(f"{answers.describe_payload(await _whole(connection))} and no stream")
@@ -197,11 +205,16 @@ class Upstream:
             self.requests.began(progress)
 
         make = Stream if progress.kept is None else KeptStream
-        stream = make(progress, responder, usage, began)
+        stream = make(progress, responder, usage, began, completed)
         await stream.carry(connection, progress.placed_s + placed.first_token_s)
 
     async def _without_output(
-        self, progress: Progress, connection: Connection, responder: Responder, usage: answers.Usage
+        self,
+        progress: Progress,
+        connection: Connection,
+        responder: Responder,
+        usage: answers.Usage,
+        completed: Callable[[], None],
     ) -> None:
         """Pass on an answer as it comes, JSON or bytes. Its time is that of the first token."""
         answer = await _whole(connection)
@@ -211,6 +224,7 @@ class Upstream:
         else:
             usage.update(answers.usage_in(connection.metadata))
         self.requests.answered_whole(progress, self.requests.clock() - progress.placed_s)
+        completed()
         if is_json:
             await responder.whole(200, JSON_TYPE[1], answer)
             return

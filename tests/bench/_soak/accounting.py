@@ -37,14 +37,14 @@ class Account:
     failed_outside_kills: list[tuple[Seen, str]] = field(default_factory=list)
     cut_by_kill: int = 0
     cut_before_a_byte: int = 0  # of those, what a client may send again
-    rows_lost_by_kill: int = 0
+    lost_by_kill: list[tuple[Seen, str]] = field(default_factory=list)
     failed_in_kills: int = 0
     turned_away: int = 0
     by_kind: dict[str, Counter[str]] = field(default_factory=dict)
 
     @property
     def rows_lost(self) -> int:
-        return self.rows_lost_by_kill + sum(why == "no row" for _, why in self.unaccounted)
+        return len(self.lost_by_kill) + sum(why == "no row" for _, why in self.unaccounted)
 
     def examples(self, which: list[tuple[Seen, str]]) -> list[str]:
         return [
@@ -83,7 +83,7 @@ def _judge_row(total: Account, one: Seen, rows: list[dict[str, Any]], kills: lis
     ):
         total.cut_by_kill += 1
     elif not rows and any(one.ended_at - 0.2 <= kill.at <= one.ended_at + LEDGER_FLUSH_S for kill in web):
-        total.rows_lost_by_kill += 1
+        total.lost_by_kill.append((one, why))
     else:
         total.unaccounted.append((one, why))
 
