@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -36,22 +36,24 @@ MAX_RESUMED: Final = 1_000
 
 
 class GraphFeeder:
-    """Feeds *runs*, those of the dispatcher, while this process *owns* the queues."""
+    """Feeds *runs*, those of the dispatcher, while this process owns *shards* of models."""
 
-    def __init__(self, runs: ApplicationRuns, owns: Callable[[], bool] = lambda: True) -> None:
-        self.runs, self.owns = runs, owns
+    def __init__(self, runs: ApplicationRuns, shards: Callable[[], Collection[str]]) -> None:
+        self.runs, self.shards = runs, shards
         self._due_s = -math.inf
         self._read: dict[int, tuple[datetime, float]] = {}
         """By application: the end of its latest run, and when its graph was read."""
-        self._owned_s: float | None = None
-        """Since when this process owns the queues, and has resumed runs."""
+        self._resumed: frozenset[str] = frozenset()
+        """Shards whose runs were resumed when this process took them over."""
+        self._owned_s = -math.inf
+        """Since when it owns them."""
 
     async def feed(self, now_s: float) -> None:
         """Resume runs, and read a graph, once in `PERIOD_S`; just after this process took the regions, many each time."""
         if now_s < self._due_s:
             return
         await self.resume(now_s)
-        first = self._owned_s is not None and now_s - self._owned_s < FIRST_S
+        first = bool(self._resumed) and now_s - self._owned_s < FIRST_S
         for _ in range(FIRST_READS if first else 1):
             if not await self.tick(now_s):
                 break
@@ -61,14 +63,13 @@ class GraphFeeder:
         self._due_s = now_s + PERIOD_S
 
     async def resume(self, now_s: float) -> int:
-        """Once this process owns the queues, resume the runs in progress; return how many."""
-        if not self.owns():
-            self._owned_s = None
-            return 0
-        if self._owned_s is not None:
+        """Once this process owns another shard, resume the runs in progress that it does not know; return how many."""
+        shards = frozenset(self.shards())
+        if shards <= self._resumed:
+            self._resumed = shards
             return 0
         reports, ended = await database_sync_to_async(_in_progress)(timezone.now())
-        self._owned_s = now_s
+        self._resumed, self._owned_s = shards, now_s
         for report in reports:
             self.runs.report(report)
         return self.runs.resume((application, run, calls) for (application, run), calls in ended.items())

@@ -7,7 +7,9 @@ installation (`SECRET_KEY`).
 """
 
 import hashlib
+import itertools
 import logging
+import operator
 import socket
 import time
 from asyncio import AbstractEventLoop
@@ -73,12 +75,17 @@ of_relay = Decoder(ToDispatcher)
 of_dispatcher = Decoder(ToRelay)
 
 
-def encoded(session: int, number: int, records: Sequence[Record]) -> bytes:
-    """Return a frame of *records*, without those that msgpack cannot hold, as text with half a character in it."""
+def encoded(
+    session: int, number: int, records: Sequence[Record], left_out: Callable[[Any], object] = lambda record: None
+) -> bytes:
+    """Return a frame of *records*. *left_out* gets those that msgpack cannot hold, as text with half a character in it."""
     try:
         return _encoder.encode((session, number, records))
     except (TypeError, ValueError, OverflowError):
-        return _encoder.encode((session, number, [each for each in records if _is_encodable(each)]))
+        whole = [_is_encodable(each) for each in records]
+        for each in itertools.compress(records, map(operator.not_, whole)):
+            left_out(each)
+        return _encoder.encode((session, number, [*itertools.compress(records, whole)]))
 
 
 def _is_encodable(record: Record) -> bool:
@@ -193,8 +200,14 @@ class Socket:
 class Outbox:
     """Records that leave together, after one iteration of the event loop, as numbered frames of a session."""
 
-    def __init__(self, loop: AbstractEventLoop, send: Callable[[bytes], None], clock: Callable[[], float]) -> None:
-        self.loop, self._send, self.clock = loop, send, clock
+    def __init__(
+        self,
+        loop: AbstractEventLoop,
+        send: Callable[[bytes], None],
+        clock: Callable[[], float],
+        left_out: Callable[[Any], object] = lambda record: None,
+    ) -> None:
+        self.loop, self._send, self.clock, self._left_out = loop, send, clock, left_out
         self.session = 0
         self.sent_s = clock()
         self._number = 0
@@ -216,7 +229,7 @@ class Outbox:
             return
         self._records = []
         for at in range(0, len(records) or 1, MAX_RECORDS):
-            self._send(encoded(self.session, self._number, records[at : at + MAX_RECORDS]))
+            self._send(encoded(self.session, self._number, records[at : at + MAX_RECORDS], self._left_out))
             self._number += 1
         self.sent_s = self.clock()
 

@@ -34,6 +34,7 @@ NOT_KEPT = OF_OPEN | port.RelayFigures
 TO_ALL = port.PrefixWarmed, port.RunReport
 MOVES_WITHIN_S: Final = 10.0
 """Time for which requests wait for the next owner of a model that was dealt to another shard."""
+NOT_ENCODED: Final = "A name in the request has half a character (a lone surrogate), or a number is too large."
 NONE: Final = ""
 """Shard of such a model: nobody is its owner."""
 
@@ -50,7 +51,7 @@ class Session:
         """Of the owner's clock, over ours."""
         self._expected = 0
         self._socket = Socket(loop, zmq.DEALER, self._receive)
-        self._outbox = Outbox(loop, self._socket.send, clock)
+        self._outbox = Outbox(loop, self._socket.send, clock, dispatchers.refuse)
         self._socket.connect(address)
         self.begin()
 
@@ -343,6 +344,11 @@ class Dispatchers:
         kept, self._kept = self._kept, deque(maxlen=MAX_KEPT)
         for role, record in kept:
             self._send(role, record)
+
+    def refuse(self, record: port.FromGateway) -> None:
+        """Refuse the request of *record*, which cannot be passed on."""
+        if isinstance(record, port.Asked | port.Open):
+            self.receive(port.Refused(record.number, 400, "invalid_value", NOT_ENCODED, retry_after_s=None))
 
     def left(self, owner: object) -> None:
         """Take in that *owner* takes no records any longer."""

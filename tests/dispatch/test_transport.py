@@ -339,6 +339,18 @@ def test_a_record_that_cannot_be_sent_keeps_no_other_back(what):
     assert transport.of_dispatcher.decode(transport.encoded(3, 5, records)).records == [port.Evict(7), port.Evict(8)]
 
 
+async def test_a_request_that_cannot_be_passed_on_is_refused(installation):
+    refused = []
+    for relay in installation.relays:
+        relay.receive = refused.append
+    installation.elect(0)
+    for _ in range(2):
+        await installation.pass_time()
+    installation.relays[0].send(replace(ASKED, number=7, run="half a character \ud800"))
+    await installation.pass_time()
+    assert [(one.number, one.status) for one in refused if isinstance(one, port.Refused)] == [(7, 400)]
+
+
 class TwoShards:
     owner, shards, roles = "relay", [port.FIRST, "shard 2"], {}
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.bench._soak.killer import Kill
+from tests.bench._soak.ray import MODEL as RAY_MODEL
 from tests.bench._soak.seen import End, Seen
 
 # Answers without a ledger row: requests without an owner, or that could not be queued.
@@ -25,6 +26,7 @@ TURNED_AWAY = frozenset({429})
 LEDGER_FLUSH_S = 1.5  # PILOTHOUSE_LEDGER_FLUSH_S, and the transaction
 SETTLES_S = {"web": 3.0, "emulator": 10.0}  # parts whose loss a tenant may notice, and for how long after
 BROKEN = frozenset({End.CUT, End.UNREACHED, End.LEFT})
+RAYLET_CUTS_S = 10.0  # within which its streams end, where they cannot be continued
 RELAY_CUTS_S = 1.0  # within which its clients see that it is gone
 MOST_EXAMPLES = 20
 
@@ -132,6 +134,12 @@ def _excused(one: Seen, kills: list[Kill]) -> bool:
     """Whether a kill of web, relay or emulator may have failed it."""
     return any(
         _cut_by_relay(one, kill)
+        or (
+            kill.part == "raylet"
+            and one.model == RAY_MODEL
+            and one.status == 200
+            and 0 <= one.ended_at - kill.at <= RAYLET_CUTS_S
+        )
         or (kill.part in SETTLES_S and kill.covers(one.sent_at, one.ended_at, SETTLES_S[kill.part]))
         for kill in kills
     )

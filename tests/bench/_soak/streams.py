@@ -65,6 +65,8 @@ class Streams:
     number: int
     rate_per_s: float
     seed: int
+    shares: dict[str, float] = field(default_factory=lambda: {MODEL: 1.0})
+    """Of each model."""
     seen: list[Seen] = field(default_factory=list)
     open: set[asyncio.Task[None]] = field(default_factory=set)
     most: int = 0
@@ -97,15 +99,17 @@ class Streams:
             while not stop.is_set():
                 next_s += draw.expovariate(self.rate_per_s)
                 await asyncio.sleep(max(0.0, next_s - time.monotonic()))
-                task = asyncio.create_task(self._one(session, max(2, round(tokens * draw.uniform(0.5, 1.5)))))
+                (model,) = draw.choices([*self.shares], [*self.shares.values()])
+                task = asyncio.create_task(self._one(session, model, max(2, round(tokens * draw.uniform(0.5, 1.5)))))
                 self.open.add(task)
                 task.add_done_callback(self.open.discard)
                 self.most = max(self.most, len(self.open))
             if self.open:
                 await asyncio.wait(self.open, timeout=TRIED_WITHIN_S)
 
-    async def _one(self, session: aiohttp.ClientSession, tokens: int) -> None:
-        one = Seen(f"soak-{uuid.uuid4().hex[:12]}", "slow stream", frozenset({200}), model=MODEL, slo_class=SLO_CLASS)
+    async def _one(self, session: aiohttp.ClientSession, model: str, tokens: int) -> None:
+        kind = f"{model} stream"
+        one = Seen(f"soak-{uuid.uuid4().hex[:12]}", kind, frozenset({200}), model=model, slo_class=SLO_CLASS)
         while one.attempts < ATTEMPTS:
             one.attempts += 1
             try:
@@ -135,7 +139,9 @@ class Streams:
     async def _read(self, session: aiohttp.ClientSession, one: Seen, tokens: int) -> None:
         url, events, usage = f"{self.stack.url}/v1/chat/completions", 0, None
         headers = {"X-Request-Id": one.request_id}
-        async with session.post(url, json=BODY | {"max_tokens": tokens}, headers=headers) as response:
+        async with session.post(
+            url, json=BODY | {"model": one.model, "max_tokens": tokens}, headers=headers
+        ) as response:
             one.status = response.status
             if response.status != 200:
                 error = (await response.json())["error"]
