@@ -79,24 +79,29 @@ class Observation:
         endpoint, stage, since_s = zip(*rows, strict=True) if rows else ((), (), ())
         return np.array(endpoint, np.int64), np.array(stage, np.int64), np.array(since_s, np.float64)
 
+    def scheduled(self, endpoint: Endpoint) -> int:
+        """Return the scheduled minimum of *endpoint* that instances which start now are ready for."""
+        spec = endpoint.spec
+        return min(spec.schedule.minimum(self.wall_clock(), spec.start_s), spec.max_instances)
+
     def loads(self) -> Iterator[tuple[int, EndpointView]]:
         now_s = self.clock()
         for endpoint in self.topology.endpoints:
             if self.topology.serves(endpoint):
-                outlook = self._outlook(endpoint)
+                outlook, spec = self._outlook(endpoint), endpoint.spec
                 view = EndpointView(
                     endpoint.model,
                     endpoint.region,
                     spot_other=self.spot_other.get((endpoint.model, endpoint.region), 0),
-                    min_instances=endpoint.spec.min_instances,
-                    max_instances=endpoint.spec.max_instances,
+                    min_instances=max(spec.min_instances, self.scheduled(endpoint)),
+                    max_instances=spec.max_instances,
                     waiting=self._waiting(endpoint),
                     tokens_per_s=demand_tokens_per_s(endpoint, now_s, now_s - self.began_s),
                     overloaded_instances=outlook[0],
                     peak_kv_sum=outlook[1],
                     peak_kv_most=outlook[2],
                     short_instances=self._short(endpoint),
-                    requests_at_once=endpoint.spec.max_num_seqs,
+                    requests_at_once=spec.max_num_seqs,
                 )
                 yield endpoint.index, view
 

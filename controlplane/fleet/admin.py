@@ -9,6 +9,7 @@ from controlplane.fleet.inventory.kinds import (
     ADAPTER,
     GPU_TYPE,
     PROFILE,
+    SCHEDULE,
     SLO_CLASS,
     SWAP_GROUP,
     WEIGHTED_TARGET,
@@ -65,6 +66,7 @@ for each in (
     SLO_CLASS,
     WEIGHTED_TARGET,
     SWAP_GROUP,
+    SCHEDULE,
     PROFILE,
 ):
     register(each)

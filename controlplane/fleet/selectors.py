@@ -18,10 +18,23 @@ from controlplane.fleet.models import (
     Model,
     Node,
     Region,
+    ScheduledMinimum,
     WeightedTarget,
 )
 from controlplane.fleet.services import open_command
 from controlplane.rows import narrowed
+from scheduling.scaling.schedule import Schedules, schedules_of
+
+
+def scheduled_minimums() -> QuerySet[ScheduledMinimum]:
+    return ScheduledMinimum.objects.filter(active=True).select_related("model", "region")
+
+
+def schedules() -> Schedules:
+    """Return the scheduled minimums of each endpoint that has some."""
+    rows = scheduled_minimums()
+    rules = [(row.model.name, row.region.name if row.region else "", row.rule) for row in rows]
+    return schedules_of(rules, Region.objects.values_list("name", flat=True)) if rules else {}
 
 
 def instances(model: str = "") -> QuerySet[Instance]:

@@ -3,17 +3,29 @@
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 from typing import Any
 
 import numpy as np
+from django.conf import settings
 from django.db.models import QuerySet
 from django.utils import timezone
 from msgspec import to_builtins
 
 from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
-from controlplane.fleet.models import Deployment, Instance, Model, SloClass, SloKind, Tier, WeightedTarget
-from controlplane.fleet.selectors import gpus_fitted, region_latencies_ms
+from controlplane.fleet.models import (
+    Deployment,
+    Instance,
+    Model,
+    Region,
+    ScheduledMinimum,
+    SloClass,
+    SloKind,
+    Tier,
+    WeightedTarget,
+)
+from controlplane.fleet.selectors import gpus_fitted, region_latencies_ms, scheduled_minimums
 from controlplane.fleet.spot.selectors import reclaim_times
 from controlplane.fleet.swaps import times
 from controlplane.gateway.models import LedgerRow
@@ -35,8 +47,10 @@ TRACES = 500
 """Number of newest requests whose decision traces give round trips."""
 
 
-def scenario_of(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str, Any]:
-    """Return all scenario tables except demand, for models with a profile; round trips come from *rows*."""
+def scenario_of(fleet: inventory.Fleet, rows: QuerySet[LedgerRow], at: datetime | None = None) -> dict[str, Any]:
+    """Return all scenario tables except demand, for models with a profile; round trips come from *rows*. It begins at *at*,
+    or now.
+    """
     tables = live_scenario(fleet, rows)
     values: dict[str, Any] = {"title": "The live fleet", "sample_s": 60.0, **tables, **scaling(fleet, tables)}
     for name in values["models"]:
@@ -45,7 +59,23 @@ def scenario_of(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str, 
     for present in presents(Model.objects.filter(name__in=list(tables["models"]))).values():
         if present.name != CUSTOM:
             values["models"][present.model.name]["bundle"] = present.name
+    values["begins_s"] = (at or timezone.now()).timestamp()
+    for row in Region.objects.filter(name__in=list(values["regions"])):
+        holidays = [str(day) for day in sorted(row.days_off)]
+        values["regions"][row.name] |= {"time_zone": row.time_zone or settings.TIME_ZONE, "holidays": holidays}
+    values["schedules"] = [_schedule_of(row) for row in scheduled_minimums() if row.model.name in values["models"]]
     return without_none(values)  # type: ignore[no-any-return]
+
+
+def _schedule_of(row: ScheduledMinimum) -> dict[str, Any]:
+    return {
+        **{name: getattr(row, name) for name in ("instances", "begins", "ends")},
+        "model": row.model.name,
+        "region": row.region.name if row.region else None,
+        "weekdays": row.weekdays.split(),
+        "time_zone": row.time_zone or settings.TIME_ZONE,
+        "except_on": row.except_on.split(),
+    }
 
 
 def scaling(fleet: inventory.Fleet, tables: dict[str, Any]) -> dict[str, Any]:

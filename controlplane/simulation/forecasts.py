@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forecasting.workload import BEST, FORECASTERS, Fallback, Series, unavailable_reason
+from forecasting.workload.calendar import Calendar
 from scheduling.planning.advisor import Band, Demand, EndpointDemand
 from scheduling.planning.places import Endpoint
 from scheduling.scaling import PlansFor
@@ -52,6 +53,9 @@ class SeriesForecasts:
     minutes: Floats
     history: Floats
     refit_s: float
+    calendar: Calendar | None = None
+    begins_s: float = 0.0
+    """Of the first minute, in seconds since 1970."""
     _fitted: Fallback | None = field(default=None, init=False)
     _fitted_windows: int = field(default=0, init=False)
     """Windows of the simulation known at the fit."""
@@ -92,7 +96,9 @@ class SeriesForecasts:
 
     def _digest(self) -> bytes:
         """Return a digest of everything that a forecast depends on."""
-        digest = hashlib.sha256(repr((self.name, self.window_s, self.refit_s, self.minutes.size)).encode())
+        digest = hashlib.sha256(
+            repr((self.name, self.window_s, self.refit_s, self.minutes.size, self.calendar, self.begins_s)).encode()
+        )
         digest.update(self.minutes.tobytes())
         digest.update(self.history.tobytes())
         return digest.digest()
@@ -104,7 +110,8 @@ class SeriesForecasts:
         if self._fitted is None or grown or old:
             self._fitted = Fallback(FORECASTERS[self.name]())
             values = np.concatenate([self.history, self._windows(now)])
-            self._fitted.fit(Series(-self.history.size * self.window_s, self.window_s, values))
+            start_s = self.begins_s - self.history.size * self.window_s
+            self._fitted.fit(Series(start_s, self.window_s, values, calendar=self.calendar))
             self._fitted_windows = now
         elif now > self._known:
             self._fitted.update(self._windows(now)[self._known :])

@@ -20,6 +20,7 @@ from controlplane.simulation.forecasts import (
     forecaster_named,
 )
 from forecasting.workload import usable
+from forecasting.workload.calendar import Calendar
 from scheduling.planning.advisor import (
     Band,
     FleetPlan,
@@ -112,9 +113,16 @@ def _expected(staged: Stage, settings: Mapping[Endpoint, Any]) -> ExpectedDemand
     past = [np.zeros((len(cluster.endpoints), 0))] * 2
     if scenario.forecast.history_days and not {ORACLE, RECENT} >= set(forecasters):
         past = _past(staged, shown)
+    zones = {
+        name: Calendar(one.time_zone, frozenset(one.holidays)) if one.time_zone else None
+        for name, one in scenario.regions.items()
+    }
+    begins_s, refit_s = scenario.begins_s - before_s, 3600 * scenario.forecast.refit_h
     series = [
         [
-            SeriesForecasts(forecaster, window_s, minutes_of[at], past_of[at], 3600 * scenario.forecast.refit_h)
+            SeriesForecasts(
+                forecaster, window_s, minutes_of[at], past_of[at], refit_s, zones[cluster.endpoints[at][1]], begins_s
+            )
             for minutes_of, past_of in zip((asked.prompt, asked.output), past, strict=True)
         ]
         for at, forecaster in enumerate(forecasters)

@@ -14,10 +14,12 @@ from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from forecasting.files import StateError
+from forecasting.workload.calendar import Days
 from forecasting.workload.experts import NAMES as SIMPLE
-from forecasting.workload.experts import OFFSET_SHARE, Index, Regression, Trail, opinions
+from forecasting.workload.experts import OF_A_KIND, OFFSET_SHARE, Index, Regression, Trail, opinions
 from forecasting.workload.forecaster import Forecaster, PointModel
 from forecasting.workload.series import DAY_S, Values
 from forecasting.workload.trees import NAMES as TREES
@@ -26,7 +28,7 @@ from forecasting.workload.trees import Boosted, Forest
 LEAST_WINDOWS: Final = 12
 GRID: Final = (1, 2, 3, 4, 6, 9, 12, 18, 24, 36, 72, 144)  # horizons at which losses are kept
 LEARNED: Final = tuple(horizon for horizon in GRID if horizon <= 36)
-NAMES: Final = (*SIMPLE, "regression", *TREES)
+NAMES: Final = (*SIMPLE, *OF_A_KIND, "regression", *TREES)
 TREE_SHARES: Final = (0.2, 0.2)
 """Weights of the trees before any loss; the other opinions share the rest equally."""
 MEMORY: Final = 0.99  # of losses, by window
@@ -35,7 +37,7 @@ DAY_PARTS: Final = 8  # of a day, at most, that have their own losses
 EAGERNESS: Final = 20.0  # one window ahead, an opinion with twice the loss of the best has exp(-20) of its weight
 # Errors h windows ahead overlap: as many of them say less, so they move the weights less.
 EAGERNESS_BY_GRID: Final = EAGERNESS / np.array(GRID, np.float64) ** 0.2
-SIMPLE_SHARE: Final = (1 - sum(TREE_SHARES)) / (len(NAMES) - len(TREES))
+SIMPLE_SHARE: Final = (1 - sum(TREE_SHARES)) / (len(SIMPLE) + 1)  # as if days of a kind said nothing
 FIRST_WEIGHTS: Final = np.array([SIMPLE_SHARE] * (len(NAMES) - len(TREES)) + list(TREE_SHARES))
 LOSS_WINDOWS: Final = 288  # at the end of what is first fitted on, whose forecasts give the first losses
 LARGEST_LOSS: Final = 2.0  # an opinion cannot be more wrong than that in one window
@@ -47,8 +49,10 @@ class BlendModel(PointModel):
     def __init__(self) -> None:
         self.trail: Trail | None = None
         self.regression, self.forest, self.boosted = Regression(LEARNED), Forest(), Boosted()
+        self.days: Days | None = None
         self.losses: Values = np.zeros((len(NAMES), len(GRID)))
-        self.by_part: Values = np.zeros((1, len(NAMES), len(GRID)))  # the same by part of the day
+        self.by_part: Values = np.zeros((2, 1, len(NAMES), len(GRID)))
+        """The same by whether the day is of another kind than the one before, and part of the day."""
         self.phase = (
             0  # time of day of the trail's first window, counted from that of the first that was ever fitted on
         )
@@ -68,11 +72,11 @@ class BlendModel(PointModel):
         hypothetical ones.
         """
         before, count = self.trail, len(values)
-        self.trail = Trail(values, season, DAY_S / season)
+        self.trail = Trail(values, season, DAY_S / season, self.days)
         if before is None:
             judged = min(LOSS_WINDOWS, count // 3)
             self.losses = np.zeros((len(NAMES), len(GRID)))
-            self.by_part = np.zeros((min(DAY_PARTS, season), len(NAMES), len(GRID)))
+            self.by_part = np.zeros((2, min(DAY_PARTS, season), len(NAMES), len(GRID)))
             self._learn(count - judged)
             self._remember(np.arange(count - judged, count))
         else:
@@ -95,9 +99,20 @@ class BlendModel(PointModel):
 
     def _add(self, target: int, loss: Values) -> None:
         self.losses = MEMORY * self.losses + loss
-        parts = len(self.by_part)
+        parts, begins = self.by_part.shape[1], int(self._begins_a_kind(np.array(target)))
         part = (self.phase + target) % self._season * parts // self._season
-        self.by_part[part] = DAY_MEMORY ** (parts / self._season) * self.by_part[part] + loss
+        self.by_part[begins, part] = DAY_MEMORY ** (parts / self._season) * self.by_part[begins, part] + loss
+
+    def _begins_a_kind(self, targets: Index) -> NDArray[np.bool_]:
+        """Return whether the day of each of *targets* is of another kind than the day before, such as a Monday."""
+        if self.days is None:
+            return np.zeros(targets.shape, np.bool_)
+        return np.asarray(self.days.kinds(targets) != self.days.kinds(targets, 1))
+
+    def know(self, days: Days | None) -> None:
+        self.days = days
+        if self.trail is not None:
+            self.trail.days = days
 
     @property
     def _season(self) -> int:
@@ -144,12 +159,12 @@ class BlendModel(PointModel):
 
     def _by_time_of_day(self, targets: Index) -> Values:
         """Return losses at the times of day of *targets* by horizon of the grid, interpolated between parts of day."""
-        parts = len(self.by_part)
+        parts, begins = self.by_part.shape[1], self._begins_a_kind(targets).astype(np.int64)
         at = ((self.phase + targets) % self._season + 0.5) * parts / self._season - 0.5
         before = np.floor(at).astype(np.int64)
         later, grid = at - before, np.arange(len(GRID))
-        losses = (1 - later) * self.by_part[before % parts, :, grid].T + later * self.by_part[
-            (before + 1) % parts, :, grid
+        losses = (1 - later) * self.by_part[begins, before % parts, :, grid].T + later * self.by_part[
+            begins, (before + 1) % parts, :, grid
         ].T
         return np.asarray(losses)
 

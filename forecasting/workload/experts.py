@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from forecasting.workload.calendar import Days
 from forecasting.workload.series import LEAST_RATE, Values
 
 OFFSET_SHARE: Final = 0.01  # of the mean rate; added so that a rate of 0 has a logarithm
@@ -28,7 +29,8 @@ Index = NDArray[np.int64]
 class Trail:
     """z by window and all that is derived from it; a gap continues the day before, or the last window."""
 
-    def __init__(self, values: Values, season: int, window_s: float) -> None:
+    def __init__(self, values: Values, season: int, window_s: float, days: Days | None = None) -> None:
+        self.days = days
         known = values[~np.isnan(values)]
         self.season = season
         self.offset = OFFSET_SHARE * float(known.mean()) if known.size and known.mean() > LEAST_RATE else 1.0
@@ -110,11 +112,15 @@ class Trail:
         return out
 
     def state(self) -> dict[str, Any]:
-        return {name: np.array(value) if isinstance(value, np.ndarray) else value for name, value in vars(self).items()}
+        kept = {
+            name: value for name, value in vars(self).items() if name != "days"
+        }  # the forecaster keeps the calendar
+        return {name: np.array(value) if isinstance(value, np.ndarray) else value for name, value in kept.items()}
 
     @classmethod
     def load(cls, state: dict[str, Any]) -> "Trail":
         trail = cls.__new__(cls)
+        trail.days = None
         for name, value in state.items():
             setattr(trail, name, np.array(value) if isinstance(value, np.ndarray) else value)
         trail.widths = tuple(trail.widths)  # type: ignore[assignment]  # JSON has lists only
@@ -150,11 +156,15 @@ NAMES: Final = (
     "day", "3 days", "back to 3 days fast", "back to 3 days slowly",
     "back to the day's level", "back to 4 days' level",
 )  # fmt: skip
+OF_A_KIND: Final = ("last, day of the kind", "mean, 2 days of the kind", "back to 2 days of the kind slowly")
+"""Opinions by days of the kind of the forecast one, such as Saturdays; silent where days are not known."""
 FAST, SLOW = 0.85, 0.97  # of the distance to a profile or level that is left after one window of ten minutes
 
 
 def opinions(trail: Trail, origins: Index, horizons: Index) -> Values:
-    """Return z at *horizons* windows after each of *origins* (index of the last window known there): (len(NAMES), ...).
+    """Return z at *horizons* windows after each of *origins* (index of the last window known there): (opinions, ...).
+
+    They are `NAMES` and `OF_A_KIND`.
 
     Both are broadcast. NaN where an opinion has too little data. Only windows up to the origin are read.
     """
@@ -167,16 +177,23 @@ def opinions(trail: Trail, origins: Index, horizons: Index) -> Values:
     (_, _, smooth_3), then_3 = days_before(trail, origin, horizon, 3, 1)
     (_, wide_2), _ = days_before(trail, origin, horizon, 2, 2)
     away = last - (then_3 - smooth_3)  # distance of the last window from the profile at its time of day
+    (kind_1, kind_2), kind_then = days_before(trail, origin, horizon, 2, 1, of_a_kind=True)
+    kind_away = last - (kind_then - kind_2)
     return np.stack([
         last, mean, short, long,
         last + raw_1, last + smooth_3, mean + smooth_3, mean + wide_2,
         then_1, then_3, then_3 + away * FAST**horizon, then_3 + away * SLOW**horizon,
         day_level + (last - day_level) * FAST**horizon, days_level + (last - days_level) * SLOW**horizon,
+        last + kind_1, mean + kind_2, kind_then + kind_away * SLOW**horizon,
     ])  # fmt: skip
 
 
-def days_before(trail: Trail, origin: Index, horizon: Index, days: int, smoothing: int) -> tuple[Values, Values]:
+def days_before(
+    trail: Trail, origin: Index, horizon: Index, days: int, smoothing: int, *, of_a_kind: bool = False
+) -> tuple[Values, Values]:
     """Return the course of smoothed z on the last *days* over *horizon* from the time of *origin*.
+
+    *of_a_kind*: on days of the kind of the one on which the horizon ends.
 
     First its move, (days, ...): row k is the mean over the last k + 1 days. Then its value at the end of the horizon, the
     mean over all days. Days without data are left out of the means; NaN without any.
@@ -186,6 +203,12 @@ def days_before(trail: Trail, origin: Index, horizon: Index, days: int, smoothin
     back = -(-(horizon + width) // trail.season) + np.arange(days).reshape(-1, *(1,) * origin.ndim)
     now = origin - back * trail.season
     usable = now >= width
+    if of_a_kind:
+        if trail.days is None:
+            return np.full(usable.shape, np.nan), np.full(usable.shape[1:], np.nan)
+        back = _days_of_the_kind(trail.days, origin + horizon, back[0], days)
+        now = origin - back * trail.season
+        usable = (now >= width) & (back < FARTHEST_DAYS)
     if not usable.any():  # as for all of the first day
         return np.full(usable.shape, np.nan), np.full(usable.shape[1:], np.nan)
     # Where there is no such day, any window may be read: nothing is made of it.
@@ -195,6 +218,22 @@ def days_before(trail: Trail, origin: Index, horizon: Index, days: int, smoothin
         moved = np.cumsum(np.where(usable, after - before, 0.0), axis=0) / count
         value = np.where(usable, after, 0.0).sum(axis=0) / count[-1]
     return moved, value
+
+
+FARTHEST_DAYS: Final = 29
+"""Days before that are looked at: a history has 28."""
+
+
+def _days_of_the_kind(days: Days, targets: Index, nearest: Index, count: int) -> Index:
+    """Return how many days before each of *targets*, at least *nearest*, the last *count* days of its kind are.
+
+    (count, ...); `FARTHEST_DAYS` where there are not so many.
+    """
+    backs = np.arange(1, FARTHEST_DAYS).reshape(-1, *(1,) * targets.ndim)
+    same = (days.kinds(targets, backs) == days.kinds(targets)) & (backs >= nearest)
+    rank = np.cumsum(same, axis=0)
+    found = [np.where(same & (rank == 1 + at), backs, FARTHEST_DAYS).min(axis=0) for at in range(count)]
+    return np.stack(found)
 
 
 LAGS: Final = (1, 2, 3, 5, 8)

@@ -4,11 +4,13 @@ A `PointModel` gives one number per window. `Forecaster` keeps it fitted, bounds
 simpler model stand in while there is too little to learn from.
 """
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
@@ -18,6 +20,7 @@ from numpy.typing import NDArray
 from forecasting.files import StateError, read_state, write_state
 from forecasting.threads import one_thread
 from forecasting.workload.bands import GROWTH, Bands
+from forecasting.workload.calendar import Calendar, Days, straightened
 from forecasting.workload.series import Series, Values, windows_in_a_day
 
 
@@ -70,6 +73,9 @@ class PointModel(ABC):
 
     def prepare(self) -> None:  # noqa: B027  # most need nothing
         """Import slow packages, so that this is not counted as fitting."""
+
+    def know(self, days: Days | None) -> None:  # noqa: B027  # most look at the time of day alone
+        """Take in the days of what is fitted on next; None: they are not known."""
 
     def walk(self, values: Values) -> Values:
         """Append *values* one after another; return the `reach` windows forecast before each, (len(values), reach)."""
@@ -174,7 +180,11 @@ class Forecaster:
         self.window_s = 600.0
         self.end_s = 0.0
         self.season = 1
+        self.calendar: Calendar | None = None
+        self.first = 0
+        """Position of the first value by the local clock."""
         self.values: NDArray[np.float64] = np.empty(0)
+        """By local window (`calendar.straightened`)."""
         self.since_fit = 0
         self.note = ""
         self.fit_s = 0.0  # what the last fit took
@@ -188,7 +198,7 @@ class Forecaster:
         started_s = time.perf_counter()
         self.window_s, self.end_s = float(series.window_s), float(series.end_s)
         self.season = windows_in_a_day(self.window_s)
-        self.values = _trimmed(series.tokens_per_s, self.season)
+        self._take(series)
         self._own = self.model_class()
         count = len(self.values)
         calibrating = min(CALIBRATION_WINDOWS, count // 3)
@@ -207,8 +217,29 @@ class Forecaster:
         self.since_fit = 0
         self.fit_s = time.perf_counter() - started_s
 
+    def _take(self, series: Series) -> None:
+        """Keep the windows of *series* by its local clock, the last ones."""
+        self.calendar, values = series.calendar, series.tokens_per_s
+        if self.calendar is not None and len(series):
+            positions = self.calendar.positions(series.start_s, series.window_s, len(series))
+            values, self.first = straightened(values, positions), int(positions.min())
+        kept = _trimmed(values, self.season)
+        self.values, self.first = kept, self.first + len(values) - len(kept)
+
+    @property
+    def _days(self) -> Days | None:
+        return None if self.calendar is None else Days(self.calendar, self.first, self.season)
+
+    def _ahead_of_clock(self, count: int) -> NDArray[np.int64]:
+        """Return, for each of the next *count* windows, how many local windows it is after the last one that is known."""
+        if self.calendar is None:
+            return np.arange(count)
+        known = self.first + len(self.values)
+        return self.calendar.positions(self.end_s, self.window_s, count) - known
+
     def _fit(self, values: NDArray[np.float64]) -> None:
         """Fit the model in use on *values*, with one thread of linear algebra."""
+        self._used.know(self._days)
         self._used.prepare()  # a library that is loaded later would not be limited
         with one_thread("blas"):
             self._used.fit(values, self.season)
@@ -219,7 +250,7 @@ class Forecaster:
             self.fit(series)
             return
         started_s = time.perf_counter()
-        self.values = _trimmed(series.tokens_per_s, self.season)
+        self._take(series)
         self._fit(self.values)
         self._ask(self.bands)
         self.since_fit = 0
@@ -232,33 +263,44 @@ class Forecaster:
         if np.isinf(fresh).any() or (fresh < 0).any():
             raise ValueError("a rate is a finite number from 0 up, or NaN where nothing is known")
         for value in fresh:
-            self.bands.learn(float(value))
-            self._used.append(float(value))
-            self.values = np.append(self.values, value)
-            self.since_fit += 1
+            missing = int(self._ahead_of_clock(1)[0])
             self.end_s += self.window_s
-            if self.since_fit >= self.season or self._own_can_take_over():
-                self.refit(self.series)
-            else:
-                self._ask(self.bands)
+            # A change of the clocks leaves an hour out, or repeats one.
+            for each in [math.nan] * missing + [float(value)] if missing >= 0 else []:
+                self.bands.learn(each)
+                self._used.append(each)
+                self.values = np.append(self.values, each)
+                self.since_fit += 1
+                if self.since_fit >= self.season or self._own_can_take_over():
+                    self.refit(self.series)
+                else:
+                    self._ask(self.bands)
 
     def predict(self, horizon: int) -> Forecast:
         if horizon < 1:
             raise ValueError(f"a horizon is at least one window, not {horizon}")
         if self.bands is None:
             raise RuntimeError("fit the forecaster before it predicts")
-        if self._ahead is None or horizon > len(self._ahead[0]):
-            path = self._path(max(horizon, self._used.reach))
+        at = np.maximum(self._ahead_of_clock(horizon), 0)
+        if self._ahead is None or at[-1] >= len(self._ahead[0]):
+            path = self._path(max(int(at[-1]) + 1, self._used.reach))
             self._ahead = path, self.bands.ends(path)
-        path, ends = (each[:horizon].copy() for each in self._ahead)
+        path, ends = (each[at] for each in self._ahead)
         return Forecast(
             self.end_s, self.window_s, path, ends[:, 0], ends[:, 1], ends[:, 2], ends[:, 3], self.name, self.note
         )
 
     @property
     def series(self) -> Series:
-        """The windows that it keeps."""
-        return Series(self.end_s - len(self.values) * self.window_s, self.window_s, self.values)
+        """The windows that it keeps, without those of an hour that the clocks repeated."""
+        if self.calendar is None:
+            return Series(self.end_s - len(self.values) * self.window_s, self.window_s, self.values)
+        count = len(self.values)
+        at = self.calendar.positions(self.end_s - count * self.window_s, self.window_s, count) - self.first
+        seen = np.flatnonzero(at >= 0)
+        begin = int(seen[0]) if len(seen) else count
+        values = self.values[np.minimum(at[begin:], count - 1)]
+        return Series(self.end_s - (count - begin) * self.window_s, self.window_s, values, calendar=self.calendar)
 
     def prepare(self) -> None:
         """Import slow packages, so that this is not counted as fitting."""
@@ -312,6 +354,9 @@ class Forecaster:
             "window_s": self.window_s,
             "end_s": self.end_s,
             "season": self.season,
+            "zone": self.calendar.zone if self.calendar else "",
+            "holidays": sorted(str(day) for day in self.calendar.holidays) if self.calendar else [],
+            "first": self.first,
             "values": self.values.copy(),
             "since_fit": self.since_fit,
             "note": self.note,
@@ -327,8 +372,12 @@ class Forecaster:
         if state["forecaster"] != cls.name:
             raise ValueError(f"this is the state of {state['forecaster']!r}, not of {cls.name!r}")
         forecaster = cls()
-        for name in ("window_s", "end_s", "season", "since_fit", "note"):
+        if "zone" not in state:
+            raise StateError("a forecaster of another version: fit it again")
+        for name in ("window_s", "end_s", "season", "first", "since_fit", "note"):
             setattr(forecaster, name, state[name])
+        if state["zone"]:
+            forecaster.calendar = Calendar(state["zone"], frozenset(map(date.fromisoformat, state["holidays"])))
         forecaster.values = np.array(state["values"])
         for simpler in (Level, SeasonalNaive):
             if state["used"] == simpler.__name__ and simpler is not cls.model_class:
@@ -338,6 +387,7 @@ class Forecaster:
             forecaster._used = forecaster._own
         if state["bands"]:
             forecaster._used.restore(state["model"])
+            forecaster._used.know(forecaster._days)
             forecaster.bands = Bands.load(state["bands"])
         return forecaster
 

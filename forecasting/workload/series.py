@@ -5,11 +5,13 @@ Three things make gaps: minutes in which nothing was written down at all, window
 windows next to a gap that were only partly collected (`without_partial`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from forecasting.workload.calendar import Calendar
 
 Values = NDArray[np.float64]
 
@@ -33,6 +35,8 @@ class Series:
     window_s: float
     tokens_per_s: NDArray[np.float64]
     name: str = ""
+    calendar: Calendar | None = None
+    """Local clock and kinds of days, where they are known."""
 
     def __post_init__(self) -> None:
         values = np.array(self.tokens_per_s, dtype=np.float64)
@@ -60,7 +64,8 @@ class Series:
     def part(self, begin: int, end: int | None = None) -> "Series":
         """Return the windows from *begin* up to *end*, counted from the first."""
         begin, end, _ = slice(begin, end).indices(len(self))
-        return Series(self.start_s + begin * self.window_s, self.window_s, self.tokens_per_s[begin:end], self.name)
+        start_s = self.start_s + begin * self.window_s
+        return replace(self, start_s=start_s, tokens_per_s=self.tokens_per_s[begin:end])
 
 
 def windows_in_a_day(window_s: float) -> int:
@@ -103,7 +108,7 @@ def aggregate(series: Series, window_s: float, *, known_share: float = KNOWN_SHA
     if factor < 1 or abs(factor * series.window_s - window_s) > 1e-6 * window_s:
         raise ValueError(f"windows of {window_s:g} s are no whole number of windows of {series.window_s:g} s")
     if factor == 1:
-        return Series(series.start_s, window_s, series.tokens_per_s, series.name)
+        return series
     start_s = window_s * np.floor(series.start_s / window_s)
     lead = round((series.start_s - start_s) / series.window_s)
     padded = np.concatenate([np.full(lead, np.nan), series.tokens_per_s])
@@ -111,7 +116,8 @@ def aggregate(series: Series, window_s: float, *, known_share: float = KNOWN_SHA
     known = ~np.isnan(wide)
     enough = known.sum(axis=1) >= max(1.0, known_share * factor)
     mean = np.where(known, wide, 0.0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
-    return Series(float(start_s), window_s, np.where(enough, mean, np.nan), series.name)
+    values = np.where(enough, mean, np.nan)
+    return replace(series, start_s=float(start_s), window_s=window_s, tokens_per_s=values)
 
 
 def without_partial(series: Series) -> Series:
@@ -134,4 +140,4 @@ def without_partial(series: Series) -> Series:
     for begin, end in zip(edges[::2], edges[1::2], strict=True):
         if gap[begin:end].any():
             values[begin:end] = np.nan
-    return Series(series.start_s, series.window_s, values, series.name)
+    return replace(series, tokens_per_s=values)

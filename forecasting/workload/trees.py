@@ -136,11 +136,15 @@ def _table(trail: Trail, origin: Index, horizon: Index) -> NDArray[np.float32]:
     for back in range(1, DAYS + 1):
         then = np.maximum(origin - back * trail.season, 0)
         days += [trail.z[np.minimum(then + horizon, origin)] - trail.z[then], trail.z[then] - now]
+    of_a_kind = []
+    if trail.days is not None:
+        of_a_kind.append(np.nan_to_num(days_before(trail, origin, horizon, 1, 1, of_a_kind=True)[0][-1]))
     angle = 2 * np.pi * ((origin + horizon) % trail.season) / trail.season
     return np.column_stack([
         recent_columns(trail, origin)[:, 1:],
         *days,
         np.nan_to_num(days_before(trail, origin, horizon, DAYS, 1)[0][-1]),
+        *of_a_kind,
         (trail.means[:, origin] - now).T,
         (trail.medians[:, origin] - now).T,
         np.sin(angle),

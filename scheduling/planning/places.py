@@ -86,13 +86,17 @@ class Fleet:
         return Fleet(deployments, {place: max(0, count) for place, count in left.items()})
 
     def with_instances(self, views: Iterable[EndpointView]) -> "Fleet":
-        """The same with the instances that *views* show, on an endpoint's deployments in their order, and none lent out."""
+        """The same with the instances and minimums that *views* show, on an endpoint's deployments in their order, and none
+        lent out.
+        """
         left = Counter({(view.model, view.region): view.instances for view in views})
+        minimum = Counter({(view.model, view.region): view.min_instances for view in views})
         deployments = {}
         for place, row in self.deployments.items():
-            count = min(left[place[:2]], row.max_instances)
+            count, least = min(left[place[:2]], row.max_instances), min(minimum[place[:2]], row.max_instances)
             left[place[:2]] -= count
-            deployments[place] = replace(row, instances=count, spot=0)
+            minimum[place[:2]] -= least
+            deployments[place] = replace(row, instances=count, spot=0, min_instances=least)
         return replace(self, deployments=deployments)
 
 

@@ -26,6 +26,7 @@ from scheduling.scaling import (
     look_s,
 )
 from scheduling.scaling.endpoint import Move
+from scheduling.scaling.schedule import EARLY_S, Schedule, Schedules
 from scheduling.scaling.view import (
     DEMAND_WINDOW_S,
     Stage,
@@ -139,7 +140,9 @@ class Control:
         interactive = [one.interactive for one in cluster.classes]
         self.demand = Demand(cluster, simulation.requests, state.asked_tokens if state else None, interactive)
         self._bounds = [bounds[key] for key in cluster.endpoints]
-        self._least = np.array([each.min_instances for each in self._bounds])
+        self._always = self._least = np.array([each.min_instances for each in self._bounds])
+        self._schedules: list[tuple[int, Schedule, float]] = []
+        self._begins_s = 0.0
         self._most = np.array([each.max_instances for each in self._bounds])
         count = len(cluster.endpoints)
         self.simulation = simulation
@@ -159,9 +162,28 @@ class Control:
         self._shares = cluster.share_spot
         self._swaps = Swapping(simulation) if cluster.swap_groups() else None
 
+    def follow(self, schedules: Schedules, begins_s: float) -> None:
+        """Keep scheduled minimums, each from the time of a start before it. Time 0 is *begins_s*, in seconds since 1970."""
+        cluster, self._begins_s = self.simulation.cluster, begins_s
+        usual_s = cluster.delays.start_s + cluster.delays.local_weights_s
+        starts_s: dict[EndpointKey, float] = {}
+        for spec in cluster.instances:
+            key = spec.model, spec.region
+            starts_s[key] = max(starts_s.get(key, 0.0), usual_s if spec.start_s is None else spec.start_s)
+        self._schedules = [
+            (at, schedules[key], starts_s[key] + EARLY_S)
+            for at, key in enumerate(cluster.endpoints)
+            if key in schedules
+        ]
+
     def __call__(self, simulation: Simulation) -> None:
         """Build the views, ask the strategy, carry out its moves. Between the strategy's ticks only the floor is asked."""
         now_s = simulation.now_s
+        if self._schedules:
+            self._least = self._always.copy()
+            for at, schedule, start_s in self._schedules:
+                least = max(self._least[at], schedule.minimum(self._begins_s + now_s, start_s))
+                self._least[at] = min(least, self._most[at])
         if self._swaps is not None and now_s % EVERY_S == 0:
             self._swaps(simulation)
         if now_s >= self._next_tick_s:
@@ -238,7 +260,7 @@ class Control:
                     model,
                     region,
                     spot_other=int(others[at]),
-                    min_instances=self._bounds[at].min_instances,
+                    min_instances=int(self._least[at]),
                     max_instances=self._bounds[at].max_instances,
                     waiting=waiting[at],
                     tokens_per_s=float(asked[at]),

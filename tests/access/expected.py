@@ -251,6 +251,7 @@ ADMIN_MODELS: dict[str, tuple[int, tuple[str, ...]]] = {
     "fleet.performanceprofile": (VIEWER, EDITED),
     "fleet.region": (VIEWER, EDITED),
     "fleet.rollout": (VIEWER, ()),
+    "fleet.scheduledminimum": (VIEWER, EDITED),
     "fleet.sloclass": (VIEWER, EDITED),
     "fleet.swap": (VIEWER, ()),
     "fleet.swapgroup": (VIEWER, EDITED),

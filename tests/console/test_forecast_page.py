@@ -15,7 +15,7 @@ from controlplane.console.pages.forecast import charts
 from controlplane.console.pages.forecast import selectors as outlooks
 from controlplane.console.pages.forecast.selectors import OutlookFilter
 from controlplane.events.services import record
-from controlplane.fleet.models import SloClass, SloKind
+from controlplane.fleet.models import ScheduledMinimum, SloClass, SloKind
 from controlplane.gateway.models import MinuteRow
 from controlplane.planning import capacity
 from controlplane.planning.forecasts import selectors
@@ -306,6 +306,18 @@ def test_the_chart_is_its_table_and_its_file(reader, make_instance):
     outlook = outlooks.see(asked, NOW).outlook
     assert [row[1] for row in rows[1:]] == [cell(value) for value in outlook.actual]
     assert [row[2] for row in rows[1:]] == [cell(seen and seen.mean) for seen in outlook.expected]
+
+
+def test_scheduled_minimums_are_drawn_as_capacity(make_instance, furnished, language_model):
+    window = {"begins": "15:00", "ends": "16:00", "time_zone": "UTC"}
+    ScheduledMinimum.objects.create(name="office", model=language_model, instances=2, **window)
+    outlook = outlooks.see(WHOLE, NOW).outlook
+    each = capacity.capabilities()["llama-3.1-8b", "a100-80gb"]
+    steps = [(f"{at:%H:%M}", value) for at, value in outlook.scheduled]
+    assert ("15:00", 2 * each) in steps
+    assert ("16:00", 0.0) in steps
+    (line,) = [one for one in charts.demand_and_forecast(outlook, "").series if one.label == "scheduled minimum"]
+    assert max(line.y) == 2 * each
 
 
 def test_a_note_of_a_simpler_forecaster_is_shown(reader, deployment):

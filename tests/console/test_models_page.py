@@ -8,11 +8,13 @@ import pytest
 from django.urls import reverse
 from django.utils import timezone
 
+from controlplane.console.pages.forecast import selectors as outlooks
+from controlplane.console.pages.forecast.selectors import OutlookFilter
 from controlplane.console.pages.models.selectors import TIMES, model_rows
 from controlplane.events.models import Event
 from controlplane.fleet.inventory.kinds import DEPLOYMENT, MODEL
 from controlplane.fleet.inventory.services import change
-from controlplane.fleet.models import Adapter, Deployment, Model, Region
+from controlplane.fleet.models import Adapter, Deployment, Model, Region, ScheduledMinimum
 from controlplane.gateway.models import MinuteRow
 from controlplane.planning import services
 from scheduling.bundles import BUNDLES
@@ -145,6 +147,34 @@ def test_bounds_are_changed_together_or_not_at_all(two_regions, client, fleet_ad
     assert "Not below the minimum of 9 instances." in refused
     assert Event.objects.filter(kind="deployment.changed").count() == 1
     assert Deployment.objects.get(pk=east.pk).max_instances == 3
+
+
+def test_a_minimum_is_scheduled_drawn_and_deleted(two_regions, client, fleet_admin, operator):
+    model = Model.objects.get()
+    url, reason = reverse("console:change-model", args=[model.pk, "schedule"]), {"reason": "office hours"}
+    given = {"name": "office", "instances": "3", "region": "us-east", "begins": "08:00", "ends": "18:00", **reason}
+    client.force_login(operator)
+    assert client.post(url, given).status_code == 403  # as bounds
+    client.force_login(fleet_admin)
+    wrong = given | {"time_zone": "Berlin"}
+    assert "There is no time zone &#x27;Berlin&#x27;" in client.post(url, wrong, follow=True).content.decode()
+    days = {"on-mon": "on", "on-fri": "on", "time_zone": "Europe/Berlin", "except_on": "2026-12-25"}
+    assert "keeps at least 3 by the schedule office" in client.post(url, given | days, follow=True).content.decode()
+    row = ScheduledMinimum.objects.get()
+    assert (row.region.name, row.weekdays, row.rule.zone) == ("us-east", "mon fri", "Europe/Berlin")
+    shown = page(client, open=model.name)
+    for words in ("<td>mon fri</td>", "<td>08:00</td>", "Europe/Berlin", "2026-12-25"):
+        assert words in shown
+    row.weekdays, row.except_on, row.begins, row.ends = "", "", "00:00", "00:00"
+    row.save()
+    steps = outlooks._scheduled(
+        OutlookFilter(model.name, "", "tokens", 6, "*"), timezone.now(), timezone.now() + timedelta(hours=1)
+    )
+    assert [value for _, value in steps] == [0.0, 0.0]  # no plan has valued an instance
+    gone = reverse("console:change-model", args=[model.pk, "unschedule"])
+    answer = client.post(gone, {"schedule": "office", **reason}, follow=True).content.decode()
+    assert "The schedule office of llama-3.1-8b is deleted." in answer
+    assert [event.reason for event in Event.objects.filter(kind__startswith="scheduled")] == ["office hours"] * 2
 
 
 def drawn_before(page, address):

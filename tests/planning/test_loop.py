@@ -25,6 +25,7 @@ from controlplane.fleet.models import (
     InstanceCommand,
     Node,
     PerformanceProfile,
+    ScheduledMinimum,
 )
 from controlplane.planning import selectors, services
 from controlplane.planning.execution import executor, loop, rows
@@ -32,6 +33,7 @@ from controlplane.planning.execution.loop import ScalingLoop
 from controlplane.planning.models import MoveSource, PlanStatus, PolicyMode, ScalingMove, ScalingPlan
 from controlplane.tuning import services as tuning
 from scheduling.scaling import EndpointView
+from scheduling.scaling.schedule import EARLY_S
 from workers.vllm.metrics import VllmMetrics
 
 pytestmark = pytest.mark.django_db
@@ -215,6 +217,22 @@ def test_marks_are_those_of_the_settings_and_the_floor_can_be_off(fleet_of, scal
     automatic("reactive", PolicyMode.OFF)
     tuning.change("FLOOR", False, "test")
     assert scaling(60.0, **FULL) == []
+
+
+@pytest.mark.parametrize("strategy", ["", "reactive", "lt_ua"])
+def test_a_scheduled_minimum_is_kept_from_a_start_before_it(strategy, fleet_of, scaling, automatic, language_model):
+    fleet_of(1)
+    if strategy:
+        automatic(strategy, patience_s=0)
+    begins = scaling.loop.now() + timedelta(minutes=10)
+    begins = begins.replace(second=0)
+    window = {"begins": f"{begins:%H:%M}", "ends": f"{begins + timedelta(hours=1):%H:%M}", "time_zone": "UTC"}
+    ScheduledMinimum.objects.create(name="office", model=language_model, instances=3, **window)
+    before_s = (begins - scaling.loop.now()).total_seconds() - 120.0 - EARLY_S  # the usual start
+    assert scaling(before_s - 2.0) == []
+    moves = scaling(3.0)
+    assert [move.delta for move in moves] == [1, 1]
+    assert "elow its minimum of 3: 1" in moves[0].reason
 
 
 def test_the_least_loaded_goes(fleet_of, scaling, automatic):

@@ -25,6 +25,7 @@ from controlplane.fleet.models import (
     Node,
     PerformanceProfile,
     Region,
+    ScheduledMinimum,
     SloClass,
     SwapGroup,
     WeightedTarget,
@@ -199,6 +200,7 @@ BUDGET = Kind(
     by={"api_key": "prefix"},
 )
 SWAP_GROUP = Kind("swap_groups", SwapGroup)
+SCHEDULE = Kind("schedules", ScheduledMinimum)
 
 
 class InstanceKind(Kind):
@@ -261,6 +263,7 @@ KINDS: tuple[Kind, ...] = (
     WEIGHTED_TARGET,
     PROFILE,
     DEPLOYMENT,
+    SCHEDULE,
     INSTANCE,
 )
 """In creation order; rows are deleted in reverse order."""

@@ -28,10 +28,11 @@ class MedianTime:
 
     seconds: float
     measured: int = 0
+    p95_s: float = 0.0
 
     @classmethod
     def of(cls, took_s: Sequence[float]) -> "MedianTime":
-        return cls(float(np.median(took_s)), len(took_s))
+        return cls(float(np.median(took_s)), len(took_s), float(np.percentile(took_s, 95)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,8 @@ class StartTimes:
     """Return the times at which starting instances were requested, by key."""
 
     def of(self, model: str, gpu_type: str) -> MedianTime:
-        return self.seen.get((model, gpu_type)) or MedianTime(tuned(model).USUAL_START_S)
+        usual_s = tuned(model).USUAL_START_S
+        return self.seen.get((model, gpu_type)) or MedianTime(usual_s, p95_s=usual_s)
 
 
 def read() -> StartTimes:

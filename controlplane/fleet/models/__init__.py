@@ -15,6 +15,7 @@ from controlplane.fleet.models.instances import (
 from controlplane.fleet.models.owner import Owner
 from controlplane.fleet.models.prices import Price, PriceOf, Prices
 from controlplane.fleet.models.rollouts import Rollout, RolloutState
+from controlplane.fleet.models.schedules import ScheduledMinimum
 from controlplane.fleet.models.serving import Adapter, Deployment, Model, ModelTask, PerformanceProfile, WeightedTarget
 from controlplane.fleet.models.slo import OnReclaim, SloClass, SloKind
 from controlplane.fleet.models.spot import Donation, DonationState
@@ -45,6 +46,7 @@ __all__ = [
     "Region",
     "Rollout",
     "RolloutState",
+    "ScheduledMinimum",
     "SloClass",
     "SloKind",
     "Stock",

@@ -1,6 +1,8 @@
 """Regions, latencies between them, and GPU types with prices."""
 
+from datetime import date
 from typing import Any
+from zoneinfo import available_timezones
 
 from django.core.exceptions import ValidationError
 from django.core.validators import MinValueValidator
@@ -42,13 +44,36 @@ class Region(models.Model):
     )
     """A request whose own region is full goes to the nearest: `scheduling.routing.regions.by_preference`."""
 
+    time_zone = models.CharField(
+        max_length=64,
+        blank=True,
+        help_text="Of the people who ask here, such as Asia/Tokyo: forecasts follow its clock and weekdays; empty: "
+        "PILOTHOUSE_TIME_ZONE.",
+    )
+    holidays = models.CharField(
+        max_length=2000, blank=True, help_text="Days on which they ask as on Sundays, such as `2026-12-25 2027-01-01`."
+    )
+
     class Meta:
         ordering = ["name"]
 
     def __str__(self) -> str:
         return self.title
 
+    @property
+    def days_off(self) -> frozenset[date]:
+        """The days of `holidays`."""
+        return frozenset(map(date.fromisoformat, self.holidays.split()))
+
     def clean(self) -> None:
+        if self.time_zone and self.time_zone not in available_timezones():
+            raise ValidationError(
+                {"time_zone": f"There is no time zone {self.time_zone!r}: name one such as Asia/Tokyo."}
+            )
+        try:
+            assert self.days_off is not None
+        except ValueError as error:
+            raise ValidationError({"holidays": f"{error}: give days such as 2026-12-25."}) from error
         for target, ms in self.latency_ms.items():
             if target == self.name:
                 raise ValidationError({"latency_ms": "Name another region: within one, nothing is added."})

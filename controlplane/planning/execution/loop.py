@@ -223,7 +223,7 @@ class ScalingLoop:
         else:
             writing.restoring = False
         at_least = view.instances + missing if writing.restoring else min(view.min_instances, view.instances)
-        return view._replace(min_instances=at_least)
+        return view._replace(min_instances=max(at_least, self.observation.scheduled(seen.endpoint)))
 
     def _possible(self, seen: Seen, move: Move, now_s: float) -> bool:
         view, writing = seen.view, self._writing[seen.endpoint.index]
@@ -259,7 +259,7 @@ class ScalingLoop:
 
         def work() -> None:
             for seen, move, advised in wanted:
-                made.append(len(rows.carry_out(move, seen.view, rule, advised, load)))
+                made.append(len(rows.carry_out(move, seen.view, rule, advised, load, seen.endpoint.spec.min_instances)))
 
         def done() -> None:
             for at, (seen, move, _) in enumerate(wanted):

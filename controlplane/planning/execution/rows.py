@@ -151,10 +151,11 @@ def carry_out(
     rule: Rule,
     advised: "Advice | None",
     load: Mapping[str, float],
+    minimum: int,
 ) -> list[ScalingMove]:
     """Make the move *wanted* at the endpoint of *view*, one instance at a time, up to an obstacle.
 
-    *load*: tokens left by instance. GPU types named by the plan come first.
+    *load*: tokens left by instance; *minimum* of the deployments, without schedules. GPU types named by the plan come first.
     """
     inputs: dict[str, Any] = {"view": as_inputs(view)}
     if advised is not None:
@@ -163,7 +164,7 @@ def carry_out(
     source = MoveSource(wanted.by)
     strategy = rule.strategy if source == MoveSource.STRATEGY else MoveSource.FLOOR
     why = executor.Why(source, strategy, reason, inputs, rule.plan)
-    to_minimum = view.instances < view.min_instances
+    to_minimum = view.instances < min(minimum, view.min_instances)
     made: list[ScalingMove] = []
     step = 1 if wanted.delta > 0 else -1
     while len(made) < abs(wanted.delta):

@@ -24,6 +24,7 @@ from django.conf import settings
 
 from controlplane.events.models import Event, Severity
 from controlplane.events.services import record
+from controlplane.fleet.models import Region
 from controlplane.planning.forecasts import demand
 from controlplane.planning.json_values import plain
 from controlplane.planning.models import Forecast, Quantity
@@ -32,6 +33,7 @@ from controlplane.tuning.selectors import tuned
 if TYPE_CHECKING:
     from forecasting.workload import Fallback
     from forecasting.workload import Forecast as Predicted
+    from forecasting.workload.calendar import Calendar
 
 logger = logging.getLogger(__name__)
 
@@ -170,6 +172,14 @@ class _Fitted:
     """Failures that preceded the stored forecaster."""
 
 
+def _calendar(region: str) -> "Calendar":
+    """Return the clock and holidays of the people who ask in *region*."""
+    from forecasting.workload.calendar import Calendar
+
+    row = Region.objects.get(name=region)
+    return Calendar(row.time_zone or settings.TIME_ZONE, row.days_off)
+
+
 class NotFitted(Exception):
     """A slow forecaster has not been fitted, or never is for deferred demand."""
 
@@ -183,7 +193,9 @@ class _Learner:
         from forecasting.workload import Series
 
         self.name = name or forecaster_name(key[0][0])
-        self.series = Series(known.start.timestamp(), float(known.window_s), known.of(*key), _name(key))
+        self.series = Series(
+            known.start.timestamp(), float(known.window_s), known.of(*key), _name(key), _calendar(key[0][1])
+        )
         self.deferred = bool(key[2])
         self.file = _file(key, known.window_s, self.name)
         self.note = self.file.with_suffix(".json")

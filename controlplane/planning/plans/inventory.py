@@ -1,5 +1,6 @@
 """Planner's view of the fleet: deployments, instances and GPUs, read from rows."""
 
+import time
 from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass, field
@@ -9,7 +10,9 @@ from controlplane.fleet import places
 from controlplane.fleet.lifecycle import start_times
 from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
 from controlplane.fleet.models import Deployment, Instance, Node
+from controlplane.fleet.selectors import schedules
 from controlplane.fleet.weights import remote
+from scheduling.scaling.schedule import EARLY_S
 
 if TYPE_CHECKING:
     from scheduling.planning.places import Fleet as PlannedFleet
@@ -70,6 +73,14 @@ def read(models: Set[str] | None = None) -> Fleet:
     bounds = places.bounds(deployments.values())
     for row in deployments.values():  # adjusted for planning only, never saved
         row.min_instances, row.max_instances = (0, 0) if row.region.dark_since else bounds[row.pk]
+    starts = start_times.read()
+    for endpoint, schedule in schedules().items():
+        own = [(row, place) for place, row in deployments.items() if place[:2] == endpoint]
+        ahead_s = max((starts.of(place[0], place[2]).p95_s for _, place in own), default=0.0)
+        more = schedule.minimum(time.time(), ahead_s + EARLY_S) - sum(row.min_instances for row, _ in own)
+        for row, _ in own:
+            added = max(0, min(more, row.max_instances - row.min_instances))
+            row.min_instances, more = row.min_instances + added, more - added
     present: Counter[Place] = Counter()
     spare: Counter[Place] = Counter()
     taken: Counter[tuple[str, str]] = Counter()  # by unplanned instances
@@ -105,7 +116,7 @@ def read(models: Set[str] | None = None) -> Fleet:
         present,
         spare,
         free,
-        start_times.read(),
+        starts,
         remote(),
         tuple(sorted({model for model, _, _ in deployments})),
         tuple(sorted({region for _, region, _ in deployments})),

@@ -20,7 +20,7 @@ def export(folder: Path, since: datetime | None = None, until: datetime | None =
     Raises ValueError without a profile or requests, ScenarioError for a fleet that is no scenario, OSError.
     """
     rows = ledger_rows(since, until)
-    values = scenario_of(inventory.read(), rows)
+    values = scenario_of(inventory.read(), rows, since)
     if not values["fleet"]:
         raise ValueError("No active deployment has a performance profile, which gives instances' times.")
     rows = rows.filter(model__in=list(values["models"]))

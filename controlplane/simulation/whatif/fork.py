@@ -36,7 +36,7 @@ def fork_of(state: FleetState, horizon_s: float) -> Start:
     at = datetime.fromtimestamp(state.at, UTC)
     names = set(Deployment.objects.filter(active=True).values_list("model__name", flat=True))
     fleet = inventory.read(names)
-    values = scenario_of(fleet, ledger_rows(at - RECENT, at))
+    values = scenario_of(fleet, ledger_rows(at - RECENT, at), at)
     if not values["fleet"]:
         raise ValueError("No active deployment has a performance profile, which gives instances' times.")
     _complete(state, fleet, at)

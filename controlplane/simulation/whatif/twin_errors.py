@@ -108,7 +108,7 @@ def judge(now: datetime) -> list[TwinError]:
     until = now - timedelta(seconds=30)  # later requests may still run
     since = until - timedelta(seconds=tuned().TWIN_ERROR_EVERY_S)
     asked = ledger_rows(since - WARM_UP, until)
-    values = scenario_of(inventory.read(), asked)
+    values = scenario_of(inventory.read(), asked, since)
     newest = asked.order_by("-arrived_at", "-pk")[:MAX_REQUESTS].select_related("tenant").defer("error_message")
     rows = _of_the_fleet(values, reversed(newest))
     if len(rows) < MIN_REQUESTS:

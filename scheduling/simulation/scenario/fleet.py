@@ -1,8 +1,10 @@
 """Tables of a scenario for its fleet: models, GPUs, regions, profiles and groups of instances."""
 
+from datetime import date
 from typing import Annotated, Any, Literal, Self
+from zoneinfo import available_timezones
 
-from pydantic import Field, FiniteFloat, model_validator
+from pydantic import Field, FiniteFloat, field_validator, model_validator
 
 from scheduling.fleet.adapter_memory import FROM_MEMORY_S, FROM_STORAGE_S, MOST_ADAPTERS
 from scheduling.simulation.scenario.parts import AtLeast0, Count, Positive, ScenarioTable, Size
@@ -61,6 +63,16 @@ class ProfileOf(ScenarioTable):
 class RegionOf(ScenarioTable):
     peak_shift_h: FiniteFloat = 0.0
     """Shift of the daily peak against the clients' `peak_h`."""
+    time_zone: str | None = None
+    """Whose clock and weekdays forecasts follow; None: they know neither."""
+    holidays: list[Annotated[date, Field(strict=False)]] = []
+
+    @field_validator("time_zone")
+    @classmethod
+    def _known(cls, name: str | None) -> str | None:
+        if name is not None and name not in available_timezones():
+            raise ValueError(f"there is no time zone {name!r}, name one such as Europe/Berlin")
+        return name
 
 
 class SharingOf(ScenarioTable):

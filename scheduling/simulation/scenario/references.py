@@ -176,6 +176,11 @@ class _Checks:
         for number, one in enumerate(scenario.capabilities):
             self.model("capabilities", number, "model", name=one.model)
             self.gpu("capabilities", number, "gpu", name=one.gpu)
+        for number, schedule in enumerate(scenario.schedules):
+            self.model("schedules", number, "model", name=schedule.model)
+            self.region("schedules", number, "region", name=schedule.region)
+            if scaling is None:
+                wrong.append((("schedules", number), "needs [scaling], which says what scales"))
         for number, endpoint in enumerate(scenario.endpoints):
             self.model("endpoints", number, "model", name=endpoint.model)
             self.region("endpoints", number, "region", name=endpoint.region)

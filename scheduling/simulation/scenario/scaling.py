@@ -2,10 +2,11 @@
 
 from typing import Annotated, Self
 
-from pydantic import Field, FiniteFloat, model_validator
+from pydantic import AfterValidator, Field, FiniteFloat, model_validator
 
 from scheduling.scaling import make_strategy
-from scheduling.simulation.scenario.parts import AtLeast0, Count, Positive, ScenarioTable, Size
+from scheduling.scaling.schedule import WEEKDAYS, Rule
+from scheduling.simulation.scenario.parts import AtLeast0, Count, Positive, ScenarioTable, Size, one_of
 from scheduling.simulation.scenario.policies import DemandLevel, Parameters
 
 Share = Annotated[FiniteFloat, Field(ge=0, le=1)]
@@ -34,6 +35,35 @@ class ScalingOf(ScenarioTable):
             raise ValueError("parameters are those of a strategy: name it")
         if self.min_instances > self.max_instances:
             raise ValueError(f"min_instances ({self.min_instances}) is above max_instances ({self.max_instances})")
+        return self
+
+
+Weekday = Annotated[str, AfterValidator(lambda name: one_of(name, WEEKDAYS))]
+
+
+class ScheduleOf(ScenarioTable):
+    """At least so many ready instances of a model on these weekdays between two times of a zone's clock."""
+
+    model: str
+    region: str | None = None
+    """None: in each of its regions."""
+    instances: Size
+    weekdays: list[Weekday] = []
+    """On which it begins; empty: every day."""
+    begins: str
+    ends: str
+    """Before or at `begins`: of the next day."""
+    time_zone: str = "UTC"
+    except_on: list[str] = []
+
+    @property
+    def rule(self) -> Rule:
+        """Raise ValueError for what is no time, zone or day."""
+        return Rule.read(self.instances, self.begins, self.ends, self.weekdays, self.time_zone, self.except_on)
+
+    @model_validator(mode="after")
+    def _readable(self) -> Self:
+        assert self.rule
         return self
 
 

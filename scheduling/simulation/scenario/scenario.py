@@ -12,7 +12,7 @@ from scheduling.simulation.scenario.demand import BurstOf, ClientOf, DemandOf, P
 from scheduling.simulation.scenario.fleet import Delays, Gpu, Group, ProfileOf, RegionOf, SwapGroupOf
 from scheduling.simulation.scenario.parts import AtLeast0, Count, Positive, ScenarioTable
 from scheduling.simulation.scenario.policies import EndpointOf, ModelOf, Policies, SloClassOf
-from scheduling.simulation.scenario.scaling import CapabilityOf, ForecastOf, PlannerOf, ScalingOf
+from scheduling.simulation.scenario.scaling import CapabilityOf, ForecastOf, PlannerOf, ScalingOf, ScheduleOf
 from scheduling.simulation.scenario.timed_events import FailureOf, RandomFailures, RedeployOf
 from scheduling.simulation.scenario.toml_lines import Key
 
@@ -31,6 +31,8 @@ class Scenario(ScenarioTable):
     """Step of the series of queues and use; 0 keeps none."""
     until_h: Positive | None = None
     """Stop then, whatever is still running."""
+    begins_s: AtLeast0 = 0.0
+    """Its start in seconds since 1970, for `[[schedules]]`."""
     models: Annotated[dict[str, ModelOf], Field(min_length=1)]
     gpus: Annotated[dict[str, Gpu], Field(min_length=1)]
     regions: Annotated[dict[str, RegionOf], Field(min_length=1)]
@@ -44,6 +46,7 @@ class Scenario(ScenarioTable):
     policies: Policies = Policies()
     endpoints: list[EndpointOf] = []
     scaling: ScalingOf | None = None
+    schedules: list[ScheduleOf] = []
     planner: PlannerOf = PlannerOf()
     forecast: ForecastOf = ForecastOf()
     capabilities: list[CapabilityOf] = []

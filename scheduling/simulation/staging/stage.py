@@ -1,7 +1,7 @@
 """From a scenario to a simulation: the fleet and its policies as a cluster, the demand as requests."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from math import gcd, inf
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from scheduling.control.swaps import EVERY_S
 from scheduling.scaling import Assigned, ByEndpoint, Floor, Unified, look_s, make_strategy
+from scheduling.scaling.schedule import Schedules, schedules_of
 from scheduling.simulation.cluster.description import Cluster, EndpointKey, cluster_of
 from scheduling.simulation.result import Result
 from scheduling.simulation.scenario import Scenario, wrong_at
@@ -42,6 +43,9 @@ class Scaled:
     bounds: dict[EndpointKey, Bounds]
     floor: dict[EndpointKey, Floor] | None
     per_arrival: bool = False
+    schedules: Schedules = field(default_factory=dict)
+    begins_s: float = 0.0
+    """Of the simulation, in seconds since 1970."""
 
     @property
     def one(self) -> ByEndpoint | Assigned:
@@ -123,6 +127,7 @@ class Stage:
             tick_s, progress = PROGRESS_S, progress or (lambda done, total: None)
         else:
             act = self.control(simulation, strategy, scaled.bounds, scaled.floor, advisor, self.state)
+            act.follow(scaled.schedules, scaled.begins_s)
             act(simulation)
             tick_s = _common_s(strategy.tick_s, look_s(scaled.floor)) if scaled.floor else strategy.tick_s
             tick_s = _common_s(tick_s, EVERY_S) if cluster.swap_groups() else tick_s
@@ -197,7 +202,10 @@ def _scaled(scenario: Scenario, cluster: Cluster) -> Scaled | None:
         if strategy.uses_advice and followed.setdefault(key[0], strategy.name) != strategy.name:
             what = f"{key[0]} follows plans for {followed[key[0]]} in another region: its regions are planned together"
             raise ScenarioProblem(where, what)
-    return Scaled(settings, strategies, bounds, floors if scaling.floor else None, scaling.per_arrival)
+    rules = [(one.model, one.region or "", one.rule) for one in scenario.schedules]
+    schedules = schedules_of(rules, list(scenario.regions))
+    floor = floors if scaling.floor else None
+    return Scaled(settings, strategies, bounds, floor, scaling.per_arrival, schedules, scenario.begins_s)
 
 
 def _common_s(tick_s: float, period_s: float) -> float:

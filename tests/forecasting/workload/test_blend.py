@@ -16,7 +16,7 @@ from forecasting.workload.blend import (
     BlendModel,
     between_grid,
 )
-from forecasting.workload.experts import NAMES, OFFSET_SHARE, Regression, Trail, days_before, opinions
+from forecasting.workload.experts import NAMES, OF_A_KIND, OFFSET_SHARE, Regression, Trail, days_before, opinions
 from forecasting.workload.forecaster import PointModel, SeasonalNaive
 from forecasting.workload.trees import LEAST_ROWS, Boosted, Forest, _table
 from tests.examples import costly
@@ -102,7 +102,7 @@ def test_days_before_are_the_days_before():
 def test_every_opinion_has_a_name_and_the_last_window_always_speaks():
     trail = Trail(daily(3, WINDOW_S).tokens_per_s, SEASON, WINDOW_S)
     said = opinions(trail, *pairs(trail))
-    assert len(said) == len(NAMES)
+    assert len(said) == len((*NAMES, *OF_A_KIND))
     assert not np.isnan(said[0]).any()
 
 
@@ -137,7 +137,7 @@ def test_losses_are_what_the_opinions_earned():
                 part = target % SEASON // (SEASON // DAY_PARTS)
                 by_part[part] = DAY_MEMORY ** (DAY_PARTS / SEASON) * by_part[part] + loss
         assert model.losses[opinion, grid] == pytest.approx(expected)
-        assert model.by_part[:, opinion, grid] == pytest.approx(by_part)
+        assert model.by_part[0, :, opinion, grid] == pytest.approx(by_part)
 
 
 def test_a_later_fit_keeps_losses_and_the_time_of_day():

@@ -63,7 +63,7 @@ def demand_and_forecast(outlook: Outlook, empty: str) -> Chart:
     if known and not any(outlook.actual) and not any(outlook.capacity) and not forecast:
         known, empty = False, f"No request{_of_class(outlook)} was counted in the time shown."
     # Below that, units of measure would say thousandths of a token: "800m".
-    values = (*outlook.actual, *mean, *outlook.capacity, outlook.planned)
+    values = (*outlook.actual, *mean, *outlook.capacity, outlook.planned, *(value for _, value in outlook.scheduled))
     small = max(filter(None, values), default=0.0) < SMALL
     digits = ".3~g" if small else ".3s"
     series: list[Series] = []
@@ -84,6 +84,10 @@ def demand_and_forecast(outlook: Outlook, empty: str) -> Chart:
         series.append(Series("capacity", y, ("s2", "solid"), x, layer=2, more=steps))
     if outlook.planned and series:
         series.append(Series("as planned", [outlook.planned] * 2, ("s2", "dot"), [now, starts[-1] + length], layer=2))
+    if outlook.scheduled:
+        x, y = zip(*((timezone.localtime(at), value) for at, value in outlook.scheduled), strict=True)
+        hover = {"line": {"shape": "hv"}, "hovertemplate": f"%{{y:{digits}}}"}
+        series.append(Series("scheduled minimum", y, ("s3", "dash"), x, layer=2, more=hover))
     bands = (_field(outlook.expected, end) for end in ENDS)
     columns = [starts, outlook.actual, mean, *bands, outlook.capacity]
     return Chart(

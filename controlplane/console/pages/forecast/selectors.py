@@ -3,10 +3,12 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from controlplane.console.charts.spec import last
+from controlplane.fleet.models import Deployment
+from controlplane.fleet.selectors import schedules
 from controlplane.planning import selectors as planning
 from controlplane.planning.capacity import EndpointLoad, Place, capabilities, capacity_over_time, endpoint_loads
 from controlplane.planning.forecasts import demand, selectors
@@ -41,6 +43,8 @@ class Outlook:
     planned: float | None
     unit: str  # "prompt", "output", or both together: "tokens"
     slo_class: str = ""  # as in `OutlookFilter`
+    scheduled: Sequence[tuple[datetime, float]] = ()
+    """Least capacity from each of these moments on, by scheduled minimums; empty without any."""
 
     def since_known(self) -> "Outlook":
         """Return the outlook without the windows before the first known one."""
@@ -116,6 +120,9 @@ def see(asked: OutlookFilter, now: datetime) -> OutlookResult:
         planned=_planned(asked, now, loads) if last(capacity) is not None else None,
         unit=asked.quantity,
         slo_class=asked.slo_class,
+        scheduled=_scheduled(asked, starts[0], starts[-1] + timedelta(seconds=window_s))
+        if asked.whole and starts
+        else (),
     )
     return OutlookResult(outlook, newest, judged)
 
@@ -181,6 +188,28 @@ def _planned(asked: OutlookFilter, now: datetime, loads: Mapping[Place, Endpoint
         else present
         for model, present in there.items()
     )
+
+
+def _scheduled(asked: OutlookFilter, since: datetime, until: datetime) -> list[tuple[datetime, float]]:
+    """Return the least capacity by scheduled minimums, from each moment on at which it changes."""
+    able, each = capabilities(), dict[Place, float]()
+    for model, region, gpu_type in Deployment.objects.filter(active=True).values_list(
+        "model__name", "region__name", "gpu_type__name"
+    ):
+        each.setdefault((model, region), able.get((model, gpu_type), 0.0))
+    own = [
+        (schedule, each[place])
+        for place, schedule in schedules().items()
+        if place in each and asked.model in ("", place[0]) and asked.region in ("", place[1])
+    ]
+    begin_s, end_s = since.timestamp(), until.timestamp()
+    moments = sorted(
+        {at for schedule, _ in own for at, _ in schedule.steps(begin_s, end_s)} | ({end_s} if own else set())
+    )
+    return [
+        (datetime.fromtimestamp(at, UTC), sum(schedule.minimum(at) * able_each for schedule, able_each in own))
+        for at in moments
+    ]
 
 
 def _targets(plan: ScalingPlan | None, region: str, now: datetime) -> dict[str, int]:

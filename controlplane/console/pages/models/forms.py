@@ -9,13 +9,14 @@ from django.http import Http404, HttpRequest, HttpResponseBase
 from controlplane.accounts.models import Role
 from controlplane.console.actions import ActionForm, action
 from controlplane.fleet.inventory import services as inventory
-from controlplane.fleet.inventory.kinds import DEPLOYMENT, MODEL
+from controlplane.fleet.inventory.kinds import DEPLOYMENT, MODEL, SCHEDULE
 from controlplane.fleet.models import Deployment, Model
 from controlplane.planning import bundles, services
 from controlplane.planning.models import PolicyMode
 from controlplane.planning.parts import PARTS
 from controlplane.planning.titles import title_of
 from controlplane.resources.filters import number
+from scheduling.scaling.schedule import WEEKDAYS
 
 BOUNDS = ("min_instances", "max_instances")
 
@@ -66,6 +67,31 @@ def shard(form: ActionForm, model: Model) -> str:
 
 
 @transaction.atomic
+def schedule(form: ActionForm, model: Model) -> str:
+    """Keep at least so many instances by the clock."""
+    given = form.fields
+    count = number(given.get("instances", ""))
+    if count is None:
+        raise ValidationError("Give the number of instances.")
+    values = {name: given.get(name, "").strip() for name in ("name", "begins", "ends", "time_zone", "except_on")}
+    days = " ".join(day for day in WEEKDAYS if given.get(f"on-{day}"))
+    region = given.get("region", "") or None
+    more = {"model": model.name, "region": region, "instances": count, "weekdays": days}
+    row = inventory.create(SCHEDULE, {**values, **more}, form.user, form.reason)
+    return f"{model} keeps at least {count} by the schedule {row}."
+
+
+@transaction.atomic
+def unschedule(form: ActionForm, model: Model) -> str:
+    """Delete one of the schedules of a model."""
+    row = model.schedules.filter(name=form.fields.get("schedule", "")).first()
+    if row is None:
+        raise ValidationError("That schedule is gone.")
+    inventory.delete(SCHEDULE, row, form.user, form.reason)
+    return f"The schedule {row} of {model} is deleted."
+
+
+@transaction.atomic
 def parts(form: ActionForm, model: Model) -> str:
     """Give one model other parts than it has; those that the form does not name stay."""
     values = {part.name: str(form.fields[part.name]) for part in PARTS if part.name in form.fields}
@@ -104,6 +130,8 @@ FORMS = {
         (bounds, Role.ADMIN, "console:models"),
         (fallback, Role.ADMIN, "console:models"),
         (parts, Role.OPERATOR, "console:models"),
+        (schedule, Role.ADMIN, "console:models"),
+        (unschedule, Role.ADMIN, "console:models"),
         (shard, Role.OPERATOR, "console:models"),
         (bundle, Role.OPERATOR, "console:models"),
         (policy, Role.OPERATOR, "console:scaling"),

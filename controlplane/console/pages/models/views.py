@@ -1,5 +1,6 @@
 """Models: what is served where, within SLO, at what cost, and by which policy; a policy is switched here."""
 
+from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
@@ -22,6 +23,7 @@ from controlplane.fleet.inventory import services as inventory
 from controlplane.fleet.models import Model, WeightedTarget
 from controlplane.planning.parts import PARTS
 from controlplane.resources.inventory import MODELS, TARGET_COMPARISONS
+from scheduling.scaling.schedule import WEEKDAYS
 
 
 def opened(request: HttpRequest, rows: list[ModelRow]) -> ModelRow | None:
@@ -57,6 +59,9 @@ def models(request: HttpRequest) -> HttpResponseBase:
         "parts": parts_of(one) if one else [],
         "adapters_served": adapters_served(one.model) if one else "",
         "chart": chart,
+        "schedules": one.model.schedules.select_related("region") if one else [],
+        "weekdays": WEEKDAYS,
+        "usual_zone": settings.TIME_ZONE,
         "fallbacks": Model.objects.filter(active=True, task=one.model.task).exclude(pk=one.model.pk) if one else [],
         "shards": sorted(shards.numbers()),
         "together": shards.together(one.model)[1:] if one else [],
