@@ -51,7 +51,8 @@ class Session:
         """Of the owner's clock, over ours."""
         self._expected = 0
         self._socket = Socket(loop, zmq.DEALER, self._receive)
-        self._outbox = Outbox(loop, self._socket.send, clock, dispatchers.refuse)
+        self._outbox = Outbox(loop, self._socket.send, clock)
+        self._outbox.left_out = dispatchers.refuse
         self._socket.connect(address)
         self.begin()
 
@@ -318,9 +319,7 @@ class Dispatchers:
         self._send(role, opened)
 
     def owned(self, owner: object, send: port.Send, owns: dict[str, int], relays: tuple[int, ...] = ()) -> None:
-        """Take in that *owner* owns these roles, by epoch, with *relays*: register with it what is open of those that it had
-        not.
-        """
+        """Take in that *owner* owns these roles, by epoch, with *relays*: register what is open of those that it gained."""
         for role in [role for role, (other, _) in self.routes.items() if other is owner and role not in owns]:
             del self.routes[role]
         gained = set()

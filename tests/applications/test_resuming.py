@@ -50,7 +50,7 @@ def test_a_second_process_goes_by_what_the_first_one_saw(acme, application, runn
     runs.arrive(RunCall(0, key, "now", "write", 300, 9, RATE), -written.began_s)
     runs.end(0, written.output_tokens, -written.ended_s)
 
-    assert async_to_sync(feeder(second).resume)(0.0) == 1
+    assert async_to_sync(feeder(second).resume)() == 1
     before, after = (
         each.runs.standings.refreshed(
             each.runs.standings.arrive(
@@ -71,7 +71,7 @@ def test_runs_are_resumed_when_a_process_takes_the_regions_and_not_before(acme, 
     resume = async_to_sync(feeder(owner, lambda: owned[0]).resume)
     resumed = []
     while owned:
-        resumed.append(resume(1.0))
+        resumed.append(resume())
         owner.runs.standings.runs.clear()  # as if it knew none
         owned.pop(0)
     assert resumed == [0, 1, 0, 0, 1, 1], "once for each shard that is taken"
@@ -113,7 +113,7 @@ def test_units_that_run_and_deadlines_are_known_after_a_restart(acme, running):
             ended_at=ends,
         )
     owner, key = dispatcher(), (acme.pk, "review")
-    async_to_sync(feeder(owner).resume)(0.0)
+    async_to_sync(feeder(owner).resume)()
     run = owner.runs.standings.runs[key, "now"]
     open_units = {call.unit: number for number, (_, call) in run.calls.items()}
     assert set(open_units) == {"tests", "lint"}
@@ -133,7 +133,7 @@ def test_units_that_run_and_deadlines_are_known_after_a_restart(acme, running):
 def test_runs_that_were_stopped_are_refused_after_a_restart(acme, running):
     ApplicationRun.objects.filter(pk=running.pk).update(outcome=RunOutcome.STOPPED, closed_at=timezone.now())
     owner = dispatcher()
-    async_to_sync(feeder(owner).resume)(0.0)
+    async_to_sync(feeder(owner).resume)()
     assert owner.runs.is_stopped((acme.pk, "review"), "now")
     assert not owner.runs.is_stopped((acme.pk, "review"), "another")
 
@@ -143,4 +143,4 @@ def test_a_session_of_an_agent_is_resumed_after_minutes(acme, unit, resumed):
     values = {"application": "claude-code", "run": "session", "unit": unit}
     ledger_row(acme, arrived_at=timezone.now() - timedelta(minutes=10), **values)
     Application.objects.create(tenant=acme, name="claude-code")
-    assert async_to_sync(feeder(dispatcher()).resume)(0.0) == resumed
+    assert async_to_sync(feeder(dispatcher()).resume)() == resumed

@@ -78,13 +78,15 @@ class Completions:
     async def _serve(self, progress: Progress, responder: Responder) -> None:
         """Count, queue, place and carry *progress*, on another instance when one is lost, and complete it.
 
-        However it ends, its row is in the journal before its client has the end: a process that is killed loses none.
+        Its row is in the journal before its client has the end of an answer: a process that is killed loses none.
         """
         lost: InstanceLost | None = None
 
         def completed(usage: Usage) -> None:
-            self.requests.finished(progress, usage)
-            self.records.close(progress, 200)
+            if progress.state is not RequestState.DONE:
+                if progress.call.kind.computes:
+                    progress.note_work(self.requests.clock(), usage)
+                self._finish(progress, usage)
 
         responder.completed = completed
         try:
@@ -102,12 +104,9 @@ class Completions:
                     lost = error
                     self.requests.place_again(progress, lost)
             if progress.state is not RequestState.DONE:
-                completed(usage)
+                self._finish(progress, usage)
         except RefusedByInstance as refused:
             progress.fail(refused)
-            self.records.close(progress, refused.status)
-            if refused.answer is not None:
-                await responder.error(refused.answer)
         except ApiError as error:
             error.by_instance = lost is not None and lost.failure == ERROR
             if lost is not None and lost.came and error.code == "upstream_failed":
@@ -129,10 +128,13 @@ class Completions:
             else:  # without a reason the server is stopping and has waited long enough
                 why = ENDS.get(progress.interrupted, STOPPING)
                 progress.fail(why)
-                self.records.close(progress, why.status)
                 with contextlib.suppress(Exception):
                     await responder.error(why)
         except Exception:
             progress.error_code, progress.status_code = "internal_error", 500
             progress.move(RequestState.FAILED)
             raise
+
+    def _finish(self, progress: Progress, usage: Usage) -> None:
+        self.requests.finished(progress, usage)
+        self.records.close(progress, 200)

@@ -94,14 +94,13 @@ class Refusal(ApiError):
 
 
 class RefusedByInstance(Exception):
-    """The instance refused the request for good, with *answer*; None: its tenant has that.
+    """The instance refused the request for good, and its answer has been passed on.
 
     Its words are for the tenant alone: they may quote the request.
     """
 
-    def __init__(self, status: int, code: str = "", answer: Refusal | None = None) -> None:
+    def __init__(self, status: int, code: str = "") -> None:
         super().__init__(f"refused with {status}")
-        self.answer = answer
         self.code, self.status = "refused_by_instance", status
         self.message = f"The instance refused the request with status {status}."
         if code == CONTEXT_LENGTH:

@@ -97,12 +97,6 @@ class Upstream:
         head = head_of(progress, placed, origin, kind, sum(map(len, body)))
         connection: Connection | None = None
         was_sent = took_none = False
-
-        def completed() -> None:
-            if progress.call.kind.computes:
-                progress.note_work(self.requests.clock(), usage)
-            responder.completed(usage)
-
         try:
             if placed.adapter:
                 await self.adapters.ready(placed)
@@ -132,9 +126,9 @@ class Upstream:
                 took_none = connection.status != ENGINE_ERROR
                 await self._refused(progress, placed, connection)
             elif not progress.call.kind.generates:
-                await self._without_output(progress, connection, responder, usage, completed)
+                await self._without_output(progress, connection, responder, usage)
             elif streamed:
-                await self._streamed(progress, placed, connection, responder, usage, completed)
+                await self._streamed(progress, placed, connection, responder, usage)
             else:
                 answer = await _whole(connection)
                 said = answers.whole(answer, kind)
@@ -142,14 +136,15 @@ class Upstream:
                 if usage.output_tokens is None:
                     usage.output_tokens = answers.estimated_tokens(answer)
                 self.requests.answered_whole(progress, said.first_token_s)
-                completed()
+                responder.completed(usage)
                 await responder.whole(200, JSON_TYPE[1], answer)
         except AdapterUnavailable as error:
             progress.adapter_failed = True
             progress.steps[-1]["lost"] = f"{placed.instance}: {error.message}"
             raise
         except answers.Refusal as refusal:  # vLLM's refusal of a bad request is the tenant's answer
-            raise answers.RefusedByInstance(refusal.status, refusal.code, refusal) from None
+            await responder.error(refusal)
+            raise answers.RefusedByInstance(refusal.status, refusal.code) from None
         except answers.EngineFailed as failure:
             if failure.dead:
                 raise _lost(progress, placed, failure.reason, DEAD) from failure
@@ -188,13 +183,7 @@ class Upstream:
         return usage
 
     async def _streamed(
-        self,
-        progress: Progress,
-        placed: Placed,
-        connection: Connection,
-        responder: Responder,
-        usage: answers.Usage,
-        completed: Callable[[], None],
+        self, progress: Progress, placed: Placed, connection: Connection, responder: Responder, usage: answers.Usage
     ) -> None:
         if connection.content_type and not connection.is_event_stream:
             raise answers.EngineFailed(f"{answers.describe_payload(await _whole(connection))} and no stream")
@@ -205,16 +194,11 @@ class Upstream:
             self.requests.began(progress)
 
         make = Stream if progress.kept is None else KeptStream
-        stream = make(progress, responder, usage, began, completed)
+        stream = make(progress, responder, usage, began)
         await stream.carry(connection, progress.placed_s + placed.first_token_s)
 
     async def _without_output(
-        self,
-        progress: Progress,
-        connection: Connection,
-        responder: Responder,
-        usage: answers.Usage,
-        completed: Callable[[], None],
+        self, progress: Progress, connection: Connection, responder: Responder, usage: answers.Usage
     ) -> None:
         """Pass on an answer as it comes, JSON or bytes. Its time is that of the first token."""
         answer = await _whole(connection)
@@ -224,7 +208,7 @@ class Upstream:
         else:
             usage.update(answers.usage_in(connection.metadata))
         self.requests.answered_whole(progress, self.requests.clock() - progress.placed_s)
-        completed()
+        responder.completed(usage)
         if is_json:
             await responder.whole(200, JSON_TYPE[1], answer)
             return

@@ -66,11 +66,10 @@ MAX_OPENING_BYTES = 2**22
 
 
 class Stream:
-    """One stream. *began* is called at the first byte, *completed* before the last ones are written."""
+    """One stream. *began* is called at the first byte."""
 
     __slots__ = (
         "_began",
-        "_completed",
         "_connection",
         "_events",
         "_has_begun",
@@ -88,10 +87,8 @@ class Stream:
         responder: Responder,
         usage: Usage,
         began: Callable[[Progress], None],
-        completed: Callable[[], None] = lambda: None,
     ) -> None:
         self._progress, self._responder, self._usage, self._began = progress, responder, usage, began
-        self._completed: Callable[[], None] | None = completed
         self._connection: Connection | None = None  # once it passes its answer here
         self._events = Events()
         self._has_begun = False
@@ -128,13 +125,8 @@ class Stream:
             raise AnswerCutOff("the stream ended before it began")
         if not (self._usage.whole or self._unfinished <= 0):
             raise AnswerCutOff("the stream ended before its last event")
-        self._complete()
+        responder.completed(self._usage)
         await responder.finish()
-
-    def _complete(self) -> None:
-        completed, self._completed = self._completed, None
-        if completed is not None:
-            completed()
 
     def _take(self, piece: bytes) -> bool:
         """Pass on the events that end with *piece*; False if the tenant has to read first."""
@@ -151,7 +143,7 @@ class Stream:
         chunk = passed[0] if len(passed) == 1 else b"".join(passed)
         complete = self._connection is not None and self._connection.complete and self._usage.whole
         if self._usage.whole:
-            self._complete()
+            self._responder.completed(self._usage)
         if complete and failure is None and not self._responder.held:
             self._responder.last += chunk
             taken = True
@@ -254,14 +246,9 @@ class KeptStream(Stream):
     __slots__ = ("_before", "_continued", "_kept")
 
     def __init__(
-        self,
-        progress: Progress,
-        responder: Responder,
-        usage: Usage,
-        began: Callable[[Progress], None],
-        completed: Callable[[], None] = lambda: None,
+        self, progress: Progress, responder: Responder, usage: Usage, began: Callable[[Progress], None]
     ) -> None:
-        super().__init__(progress, responder, usage, began, completed)
+        super().__init__(progress, responder, usage, began)
         assert progress.kept is not None
         self._kept = progress.kept
         self._continued, self._before = self._kept.opened, len(self._kept.ids)
