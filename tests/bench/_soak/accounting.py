@@ -7,6 +7,7 @@ process cut the connection or the write of the row.
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from tests.bench._soak.killer import Kill
@@ -27,7 +28,7 @@ LEDGER_FLUSH_S = 1.5  # PILOTHOUSE_LEDGER_FLUSH_S, and the transaction
 SETTLES_S = {"web": 3.0, "emulator": 10.0}  # parts whose loss a tenant may notice, and for how long after
 BROKEN = frozenset({End.CUT, End.UNREACHED, End.LEFT})
 RAYLET_CUTS_S = 10.0  # within which its streams end, where they cannot be continued
-RELAY_CUTS_S = 1.0  # within which its clients see that it is gone
+RELAY_CUTS_S = 3.0  # within which its clients see that it is gone, on a busy machine
 MOST_EXAMPLES = 20
 
 
@@ -50,7 +51,8 @@ class Account:
 
     def examples(self, which: list[tuple[Seen, str]]) -> list[str]:
         return [
-            f"{seen.kind} {seen.request_id}: {why} (client: {seen.end} {seen.status} {seen.code} {seen.why})"
+            f"{seen.kind} {seen.request_id}: {why} (client: {seen.end} {seen.status} {seen.code} {seen.why}, "
+            f"{datetime.fromtimestamp(seen.ended_at, UTC):%H:%M:%S.%f})"
             for seen, why in which[:MOST_EXAMPLES]
         ]
 
