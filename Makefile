@@ -1,6 +1,6 @@
 # Pilothouse: `make run` starts the whole stack on this machine, `make test` checks it. Every verb makes what it needs.
 
-.PHONY: help run test models gate nightly properties services nightly-tests postgres picker-tests coverage e2e bench soak lint truth twin-gpu vllm vllm-tests clients pins clean tools
+.PHONY: help run test models gate nightly properties services nightly-tests postgres picker-tests coverage e2e bench evidence soak lint truth twin-gpu vllm vllm-tests clients pins clean tools
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -45,6 +45,8 @@ help:
 	@echo 'make nightly-tests the tests that take long and need no real part'
 	@echo 'make coverage  the fast tests, and which lines of the libraries, gateway, dispatch and planning they ran'
 	@echo 'make bench     every benchmark'
+	@echo 'make evidence  run again what docs/results keeps of older code, the oldest first (DATA=FOLDER has the data sets);'
+	@echo '               it may be stopped, and goes on where it was'
 	@echo 'make soak      the whole stack for an hour under real clients and kills (ARGS="--minutes 10" for less)'
 	@echo 'make lint      ruff, mypy, layers, dead code, words, Django checks'
 	@echo 'make truth     simulator and orderings against real vLLM servers (needs a quiet machine)'
@@ -74,6 +76,10 @@ models: .venv/models
 
 bench: .venv/tests
 	@$(BIN)/python -m tests.bench $(ARGS)
+
+DATA ?= data
+evidence: .venv/tests .venv/models
+	@nice -n 10 $(BIN)/python -m tests.docs.evidence --data $(DATA) --run $(ARGS)
 
 soak: .venv/tests
 	@$(BIN)/python -m tests.bench soak -- --minutes 60 $(ARGS)

@@ -84,7 +84,7 @@ def note_done(stamp: Path, files: Iterable[str]) -> None:
 
 def compile_requests() -> None:
     """Compile the kernels on a request's path."""
-    from forecasting.lengths import LengthQuery, bundled, caches
+    from forecasting.lengths import LengthQuery, bundled
     from scheduling import dispatch
     from scheduling.queueing.waits import waiting_in_queues, waiting_time
     from scheduling.scaling import view
@@ -93,7 +93,6 @@ def compile_requests() -> None:
     waiting_time.warm_up()
     waiting_in_queues.warm_up()
     view.warm_up()
-    caches.warm_up()
     bundled().predict_one(LengthQuery("hello", 1))
 
 

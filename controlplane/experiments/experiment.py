@@ -109,6 +109,8 @@ class Comparison:
     ours: float | None
     """None: not measured with these settings."""
     unit: Literal["change", "factor", "share", "tokens", "hours"] = "change"
+    simplest: float | None = None
+    """The same measure of the simplest rule that could do the job; None: it is what is compared with, or not measured."""
 
 
 class Case(NamedTuple):

@@ -1,5 +1,8 @@
 """Every length model on the same prompts, against SSJF's Table 2 and PreServe's Table 2, and the noise floor of any model.
 
+What serving gains by each model is simulated with the model's own predictions of the test's answers, beside serving by
+arrival and by true lengths.
+
 Prompts are split 7 to 3, as in PreServe; those of the test are thinned to as many from each set, and every model is asked
 for the same ones. Encoders are fine-tuned on a part of the samples (`Fitting`): a core reads about fifty prompts a second.
 """
@@ -10,6 +13,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 
 from controlplane.experiments.experiment import (
@@ -21,6 +25,7 @@ from controlplane.experiments.experiment import (
     columns,
     read_data,
 )
+from controlplane.experiments.ssjf import LOADS, USUAL_CV, USUAL_LOAD, completions
 from controlplane.terminal import table
 from forecasting.lengths import MODELS, Fitting, LengthModel, LengthQuery, Sample, Trees, unavailable_reason
 from forecasting.lengths.datasets import SETS, normalised, proxy_predictions, read_sets, temperature_lengths
@@ -53,7 +58,10 @@ def _fitted(model: LengthModel, samples: Sequence[Sample]) -> tuple[LengthModel,
     return model, time.process_time() - start
 
 
-def _row(name: str, fitted: tuple[LengthModel, float], test: Sequence[Sample], edges: Any) -> dict[str, Any]:
+def _row(
+    name: str, fitted: tuple[LengthModel, float], test: Sequence[Sample], edges: Any
+) -> tuple[dict[str, Any], NDArray[np.float64]]:
+    """Return the measures of a model, and its predictions."""
     model, fit_s = fitted
     queries = [sample.query for sample in test]
     real = np.array([sample.output_tokens for sample in test], float)
@@ -70,6 +78,22 @@ def _row(name: str, fitted: tuple[LengthModel, float], test: Sequence[Sample], e
         "by_set": by_set,
         "fit_s": fit_s,
         "predict_ms": _milliseconds(model, queries),
+    }, predictions.tokens
+
+
+def _served(test: Sequence[Sample], said: Mapping[str, NDArray[np.float64]], seed: int) -> dict[str, dict[str, float]]:
+    """Return, against serving by arrival, what shortest first by each of *said* wins, and by true lengths (`known`).
+
+    JCT is at the usual load, throughput at the highest: below its capacity an instance serves all that comes in any order.
+    """
+    usual, most = (completions(test, said, seed, load, USUAL_CV) for load in (USUAL_LOAD, LOADS[-1]))
+    return {
+        name: {
+            "jct_mean_s": row["jct_mean_s"],
+            "jct_reduction": 1.0 - row["jct_mean_s"] / usual["fcfs"]["jct_mean_s"],
+            "throughput_factor": most[name]["throughput_arriving"] / most["fcfs"]["throughput_arriving"],
+        }
+        for name, row in usual.items()
     }
 
 
@@ -189,9 +213,11 @@ def run(settings: Settings, progress: Progress) -> Result:
     prompts = len({each.query.text for each in split.training})
     edges = class_edges([sample.output_tokens for sample in split.training])
     rows: list[dict[str, Any]] = []
+    said: dict[str, NDArray[np.float64]] = {}
     for place, name in enumerate(wanted):
         progress("models", place, len(wanted))
-        rows.append(_row(name, _fitted(MODELS[name](fitting), split.training), test, edges))
+        row, said[name] = _row(name, _fitted(MODELS[name](fitting), split.training), test, edges)
+        rows.append(row)
     progress("models", len(wanted), len(wanted))
     return {
         "paper": "lengths",
@@ -202,6 +228,7 @@ def run(settings: Settings, progress: Progress) -> Result:
         "test": {"samples": len(test), "prompts": len({each.query.text for each in test})},
         "sets": {name: sum(each.query.tenant == name for each in test) for name in SETS},
         "rows": rows,
+        "served": _served(test, said, seed),
         "floor": _floor(temperature_lengths(data)),
         "among_models": _among_models(test, edges),
         "ssjf_released": _released(proxy_predictions(data)),
@@ -218,9 +245,17 @@ def show(console: Console, result: Result) -> None:
         f" {result['effort']['tuned_samples']:,} samples, head on {result['effort']['read_prompts']:,} prompts"
     )
     reported = result["reported"]
-    rows = [{**row, "paper": reported["ssjf"].get(row["model"])} for row in result["rows"]]
+    rows = [*result["rows"]]
     rows += [{**row, "model": f"PreServe's Table 2: {name}"} for name, row in reported["preserve"].items()]
     console.print(table(title, columns(DATA["columns"]["models"]), rows, lambda row: "" if "pinball" in row else "dim"))
+    measures = {row["model"]: row for row in result["rows"]}
+    formulations = [
+        {"model": name, **measures.get(name, {}), **row, "paper": reported["ssjf"].get(name)}
+        for name, row in result["served"].items()
+    ]
+    console.print(
+        table("Shortest first by each model (SSJF's Table 2)", columns(DATA["columns"]["served"]), formulations)
+    )
     floor = result["floor"]
     console.print(
         f"Noise floor, {floor['prompts']:,.0f} prompts at three temperatures: median variation within a prompt"
@@ -248,12 +283,17 @@ def show(console: Console, result: Result) -> None:
 
 def compare(result: Result) -> list[Comparison]:
     """Return the papers' figures, on LMSYS-Chat-1M and ShareGPT, with ours, on other data."""
-    rows = {row["model"]: row for row in result["rows"]}
+    rows = {row["model"]: row | result["served"][row["model"]] for row in result["rows"]}
     compared = [
         Comparison(
-            f"{name}: five-class accuracy", "SSJF, Table 2", figure, _of(rows, name, "five_class_accuracy"), "share"
+            f"{name}: {measure}",
+            "SSJF, Table 2",
+            figure,
+            _of(rows, name, measure),
+            "factor" if measure == "throughput_factor" else "share",
         )
-        for name, figure in PAPER["ssjf"].items()
+        for name, figures in PAPER["ssjf"].items()
+        for measure, figure in figures.items()
     ]
     return compared + [
         Comparison(

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from controlplane.experiments.experiment import Case, Experiment, Progress, Result, Settings, columns, read_data
+from controlplane.experiments.experiment import Experiment, Progress, Result, Settings, columns, read_data
 from controlplane.experiments.length_models import TEST_PROMPTS, thinned
-from controlplane.experiments.ssjf import BATCH, CONTEXT, requests, scenario
+from controlplane.experiments.ssjf import ROUNDS, completions
 from controlplane.terminal import table
 from forecasting.lengths import LengthQuery, Sample, Trees, bundled
 from forecasting.lengths.baselines import TenantHistogram
@@ -35,6 +35,7 @@ from forecasting.lengths.datasets import (
 )
 from forecasting.lengths.online import OUTPUT_TOKENS, Online
 from forecasting.lengths.query import read_turns
+from forecasting.lengths.scoring import class_edges, score
 
 CONVERSATIONS: Final = "sharegpt_eval/sharegpt_eval.jsonl.gz"
 ASSISTANT: Final = {"gpt": "assistant", "human": "user", "system": "system"}
@@ -149,36 +150,32 @@ def _conversations(model: Trees, folder: Path, seed: int) -> dict[str, Any]:
     order = np.random.default_rng(seed).permutation(len(whole))
     samples = [sample for place in order for sample in whole[place]]
     said = predicted(model, [[sample] for sample in samples])
-    jct_s = _job_completion(samples, said, seed)
+    served = completions(samples, said, seed, LOAD, cv=1.0)
+    jct_s = {name: row["jct_mean_s"] for name, row in served.items()}
     most = jct_s["fcfs"] - jct_s["known"]
     rows = {
         method: {**_errors(values, samples), "gain_share": (jct_s["fcfs"] - jct_s[method]) / most}
         for method, values in said.items()
     }
-    return {"conversations": len(whole), "answers": len(samples), "load": LOAD, "jct_mean_s": jct_s, "rows": rows}
+    return {
+        "conversations": len(whole), "answers": len(samples), "load": LOAD, "jct_mean_s": jct_s, "rows": rows,
+        "rounds": _rounds(samples, said),
+    }  # fmt: skip
 
 
-def _job_completion(samples: Sequence[Sample], said: dict[str, Values], seed: int) -> dict[str, float]:
-    """Return mean job completion time by arrival, shortest first by each method's prediction, and by known lengths."""
-    output = np.array([sample.output_tokens for sample in samples], np.int64)
-    prompt = np.minimum(
-        np.array([max(1, sample.query.prompt_tokens) for sample in samples], np.int64), CONTEXT - output
-    )
-
-    def run(arrival_s: Values, ordering: str, values: Values) -> Values:
-        lengths = np.maximum(np.rint(values), 1).astype(np.int64)
-        drawn = requests(arrival_s, (prompt, output, lengths))
-        result = Case.of({}, scenario("continuous", BATCH, ordering, 0.0), drawn).simulate().result
-        return np.asarray(result.outcomes["e2e_s"], float)
-
-    known = output.astype(np.float64)
-    at_once = run(np.zeros(len(samples)), "fcfs", known)
-    capacity_per_s = len(samples) / at_once.max()
-    gaps = np.random.default_rng([seed, 2]).exponential(1.0, len(samples))
-    arrival_s = np.cumsum(gaps) / (LOAD * capacity_per_s)
-    jct_s = {"fcfs": run(arrival_s, "fcfs", known), "known": run(arrival_s, "sjf", known)}
-    jct_s |= {method: run(arrival_s, "shortest", values) for method, values in said.items()}
-    return {name: float(times.mean()) for name, times in jct_s.items()}
+def _rounds(samples: Sequence[Sample], said: dict[str, Values]) -> list[dict[str, Any]]:
+    """Return the five-class accuracy by round of the conversation (SSJF, figure 9), with the same classes in all."""
+    real = np.array([sample.output_tokens for sample in samples], float)
+    place = np.array([sample.query.conversation.answers + 1 if sample.query.conversation else 1 for sample in samples])
+    return [
+        {"round": number, "answers": int(mine.sum())}
+        | {
+            method: score(real[mine], values[mine], class_edges(real))["five_class_accuracy"]
+            for method, values in said.items()
+        }
+        for number in ROUNDS
+        if (mine := place == number).any()
+    ]
 
 
 def run(settings: Settings, progress: Progress) -> Result:
@@ -215,6 +212,7 @@ def show(console: Console, result: Result) -> None:
         {"method": "lengths known", "jct_s": jct_s["known"], "gain_share": 1.0},
     ]
     console.print(table(title, columns([*SHOWN["errors"], *SHOWN["gains"]]), gains))
+    console.print(table("Right class of five, by round", columns(SHOWN["rounds"]), conversations["rounds"]))
 
 
 SHIPPED_LENGTHS: Final = Experiment.read("lengths-shipped", run=run, show=show)

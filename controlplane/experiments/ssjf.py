@@ -21,7 +21,7 @@ from controlplane.experiments import experiment
 from controlplane.experiments.shared.scenes import ServedModel, requests_of, scenario_of
 from controlplane.simulation.running import Simulated
 from controlplane.terminal import table
-from forecasting.lengths import bundled
+from forecasting.lengths import Sample, bundled
 from forecasting.lengths.datasets import FREE, UNSEEN_SHARE, DataMissing, proxy_predictions, read_sets
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
@@ -143,6 +143,30 @@ def measured(run: Simulated) -> experiment.Row:
         "throughput": float(jct_s.size / (ended_s.max() - first_s)),
         "throughput_arriving": float(np.count_nonzero(ended_s <= last_s) / (last_s - first_s)),
     }
+
+
+def completions(
+    samples: Sequence[Sample], predicted: Mapping[str, NDArray[np.float64]], seed: int, load: float, cv: float
+) -> dict[str, experiment.Row]:
+    """Return `measured` of *samples* served by arrival (`fcfs`), shortest first by each of *predicted*, and by true lengths
+    (`known`), at one *load* with gaps of *cv*, by continuous batching.
+    """
+    order = np.random.default_rng([seed, 3]).permutation(len(samples))
+    output = np.array([sample.output_tokens for sample in samples], np.int64)[order]
+    asked = np.array([max(1, sample.query.prompt_tokens) for sample in samples], np.int64)[order]
+    prompt = np.minimum(asked, CONTEXT - output)
+    arrival_s = np.cumsum(gamma_gaps(len(samples), seed, cv)) / load
+    arrival_s /= capacity_per_s((prompt, output, output), "continuous", BATCH)
+
+    def served(ordering: str, lengths: NDArray[np.int64]) -> experiment.Row:
+        drawn = requests(arrival_s, (prompt, output, lengths))
+        return measured(experiment.Case.of({}, scenario("continuous", BATCH, ordering, 0.0), drawn).simulate())
+
+    by = {name: np.maximum(np.rint(tokens[order]), 1).astype(np.int64) for name, tokens in predicted.items()}
+    return {
+        "fcfs": served("fcfs", output), **{name: served("shortest", lengths) for name, lengths in by.items()},
+        "known": served("sjf", output),
+    }  # fmt: skip
 
 
 def against_fcfs(rows: Sequence[experiment.Row]) -> dict[str, dict[str, dict[str, dict[str, float]]]]:

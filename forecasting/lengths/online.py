@@ -196,14 +196,11 @@ TENANTS: Final = 512
 MEDIAN_OF: Final = 100
 MEDIAN_BELIEF: Final = 1.0
 """Weight, in requests, of the class's median against a tenant's own."""
-MOST_DISTANCE: Final = 3.0
-"""Farther distances from the usual length, in logarithms, are clipped to it: a factor of 20."""
-CLASS_BELIEF: Final = 5.0
-"""Weight of the belief that the model says nothing, in squared distances, and of the class's experience for a tenant."""
-TENANT_BELIEF: Final = 2.0
-CLASS_MEMORY, TENANT_MEMORY = 1.0 / 1000.0, 1.0 / 200.0
-"""Weight that one more request takes from all before."""
-
+START_WEIGHT: Final = 0.2
+"""Weight of the model's prediction for a new tenant, against the usual length."""
+MIN_WEIGHT, MAX_WEIGHT = 0.02, 0.98
+WEIGHT_STEP: Final = 0.5
+"""Weight of one request's gain in the odds."""
 Measures = NDArray[np.float32]
 
 
@@ -264,27 +261,22 @@ class RunningMedian:
         return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
-class Lengths:
-    """Lengths of a group of requests: their median, and what the model's predictions explain of the distances from it."""
+@dataclass(slots=True)
+class Weight:
+    """Weight of the model's prediction against the usual length, from the errors of both.
 
-    __slots__ = ("_explained", "_said", "median")
+    It follows (A, B)-Prod (Sani, Neu and Lazaric, NIPS 2014): whatever lengths come, one request after another, the errors
+    of the weighted mean, each in units of the longer prediction, exceed those of the usual length by at most
+    -log(1 - `START_WEIGHT`) / `WEIGHT_STEP` = 0.45 in all, and by `MIN_WEIGHT` / (1 - `MIN_WEIGHT`) for each request.
+    """
 
-    def __init__(self) -> None:
-        self.median = RunningMedian()
-        self._said = self._explained = 0.0
+    value: float = START_WEIGHT
 
-    def worth(self, before: float, belief: float) -> float:
-        """Return the model's weight, 0 to 1: the slope of real on predicted distances from the usual length.
-
-        *before* has the weight of *belief* squared units of distance.
-        """
-        return min(1.0, max(0.0, (self._explained + belief * before) / (self._said + belief)))
-
-    def learn(self, said: float, real: float, memory: float) -> None:
-        """Learn from distances of a predicted and its real length, in logarithms, from the usual one."""
-        said, real = _within(said, MOST_DISTANCE), _within(real, MOST_DISTANCE)
-        self._explained += said * real - memory * self._explained
-        self._said += said * said - memory * self._said
+    def learn(self, usual: float, said: float, real: float) -> None:
+        """Learn from a request of *real* tokens, of which the model *said* so many."""
+        gain = (abs(usual - real) - abs(said - real)) / max(usual, said)
+        odds = self.value / (1.0 - self.value) * (1.0 + WEIGHT_STEP * gain)
+        self.value = min(MAX_WEIGHT, max(MIN_WEIGHT, odds / (1.0 + odds)))
 
 
 class Corrected(NamedTuple):
@@ -298,17 +290,16 @@ class Corrected(NamedTuple):
     """(tokens, quantiles) after the tenant's correction, before the calibration."""
     measures: Measures
     usual: float
-    """Logarithm of the usual length of such requests,"""
+    """Usual tokens of such requests,"""
     calibrated: float
-    """and of the model's prediction after the calibration; `tokens` lies between."""
+    """and the model's prediction after the calibration; `tokens` lies between."""
 
 
 class Online:
     """Corrections by tenant, and by model and tenant. Not for several threads.
 
-    A model does not know the tenants that it was not fitted to: its prediction counts as far as earlier ones, of the
-    class and of the (model, tenant), said more than their median. The first requests of a class are the exception: there
-    is nothing else to go by.
+    A model does not know the tenants that it was not fitted to: each begins at the median of its class, and the model's
+    prediction earns its weight. The first requests of a class are the exception: there is nothing else to go by.
 
     *reader* reads and scales features: the bundled trees, for every model.
     """
@@ -317,9 +308,11 @@ class Online:
         self.reader = reader
         self.adaptations: RecentlyUsed[str, Adaptation] = RecentlyUsed(Adaptation, TENANTS)
         self.calibrations: RecentlyUsed[tuple[str, str], Calibration] = RecentlyUsed(Calibration)
-        self.lengths: RecentlyUsed[tuple[str, str], Lengths] = RecentlyUsed(Lengths)
-        """By (model, tenant)."""
-        self.classes: RecentlyUsed[str, Lengths] = RecentlyUsed(Lengths)
+        self.weights: RecentlyUsed[str, Weight] = RecentlyUsed(Weight)
+        self.medians: RecentlyUsed[tuple[str, str], RunningMedian] = RecentlyUsed(RunningMedian)
+        """Logarithms of lengths by (model, tenant),"""
+        self.classes: RecentlyUsed[str, RunningMedian] = RecentlyUsed(RunningMedian)
+        """and by class."""
 
     def correct(self, query: LengthQuery, tokens: float, quantiles: Sequence[float]) -> Corrected:
         """Correct a model's prediction for *query*; each figure at least 1, quantiles ascending."""
@@ -327,19 +320,20 @@ class Online:
         factor = math.exp(self.adaptations[query.tenant].correction(measures))
         adapted = max(1.0, tokens * factor), tuple(max(1.0, quantile * factor) for quantile in quantiles)
         middle, ends = self.calibrations[query.model, query.tenant].apply(*adapted)
-        calibrated = math.log(middle)
-        usual, weight = self._usual(query, calibrated)
-        factor = math.exp((1.0 - weight) * (usual - calibrated))
-        ends = tuple(max(1.0, end * factor) for end in ends)
-        return Corrected(max(1.0, middle * factor), ends, tokens, adapted, measures, usual, calibrated)
+        usual = self._usual(query, middle)
+        served = usual + self.weights[query.tenant].value * (middle - usual)
+        ends = tuple(max(1.0, end * served / middle) for end in ends)
+        return Corrected(served, ends, tokens, adapted, measures, usual, middle)
 
-    def _usual(self, query: LengthQuery, calibrated: float) -> tuple[float, float]:
-        """Return the logarithm of the usual length, and the weight of the model's prediction, *calibrated*."""
-        own, alike = self.lengths[query.model, query.tenant], self.classes[query.slo_class]
-        usual = alike.median.value if len(alike.median) >= ENOUGH else calibrated
-        if count := len(own.median):
-            usual += count / (count + MEDIAN_BELIEF) * (own.median.value - usual)
-        return usual, own.worth(alike.worth(0.0, CLASS_BELIEF), TENANT_BELIEF)
+    def _usual(self, query: LengthQuery, calibrated: float) -> float:
+        """Return the usual tokens: the (model, tenant)'s median, at first the class's, without that *calibrated*."""
+        own, alike = self.medians[query.model, query.tenant], self.classes[query.slo_class]
+        if not len(own) and len(alike) < ENOUGH:
+            return calibrated
+        usual = alike.value if len(alike) >= ENOUGH else math.log(calibrated)
+        if count := len(own):
+            usual += count / (count + MEDIAN_BELIEF) * (own.value - usual)
+        return math.exp(usual)
 
     def learn(self, query: LengthQuery, corrected: Corrected, real: float, *, cut: bool = False) -> None:
         """Learn the *real* tokens of *query*; *cut*: no more were allowed, so it is at least as long."""
@@ -347,15 +341,15 @@ class Online:
         error = log_ratio(real, corrected.adapted[0]) - calibration.shift
         if not (cut and error < 0.0):
             self.adaptations[query.tenant].learn(corrected.measures, error)
-        factor = corrected.tokens / math.exp(corrected.calibrated)
+        factor = corrected.tokens / corrected.calibrated
         calibration.learn(*corrected.adapted, real, cut=cut, factor=factor)
-        length = math.log(max(real, 1.0))
-        if cut and length < max(corrected.usual, corrected.calibrated):
+        real = max(real, 1.0)
+        if cut and real < max(corrected.usual, corrected.calibrated):
             return
-        said = corrected.calibrated - corrected.usual
-        for group, memory in (
-            (self.lengths[query.model, query.tenant], TENANT_MEMORY),
-            (self.classes[query.slo_class], CLASS_MEMORY),
-        ):
-            group.learn(said, length - corrected.usual, memory)
-            group.median.add(length)
+        self.weights[query.tenant].learn(corrected.usual, corrected.calibrated, real)
+        self.learn_usual(query, real)
+
+    def learn_usual(self, query: LengthQuery, real: float) -> None:
+        """Learn the *real* tokens of *query*, which was not predicted."""
+        self.medians[query.model, query.tenant].add(math.log(real))
+        self.classes[query.slo_class].add(math.log(real))

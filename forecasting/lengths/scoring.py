@@ -17,8 +17,8 @@ def score(real: ArrayLike, predicted: ArrayLike, edges: ArrayLike | None = None)
 
     `mae` in tokens; `acc_25`, `acc_50`, `acc_100`: share within so many tokens; `rank_correlation`: Spearman's, 0 if
     one side does not vary; `five_class_accuracy`: share in the right class, by the *edges* (ascending, four; the
-    percentiles 20, 40, 60, 80 of the lengths trained on, else of *real*). Raises ValueError for no values or unequal
-    numbers of them.
+    percentiles 20, 40, 60, 80 of the lengths trained on, else of *real*); `five_class_f1`: mean over the classes.
+    Raises ValueError for no values or unequal numbers of them.
     """
     truth, guess = np.asarray(real, float), np.asarray(predicted, float)
     if truth.ndim != 1 or truth.shape != guess.shape or not len(truth):
@@ -27,14 +27,20 @@ def score(real: ArrayLike, predicted: ArrayLike, edges: ArrayLike | None = None)
         )
     error = np.abs(truth - guess)
     bounds = class_edges(truth) if edges is None else np.asarray(edges, float)
+    right, said = classes(truth, bounds), classes(guess, bounds)
     return {
         "mae": float(error.mean()),
         "acc_25": float((error <= 25).mean()),
         "acc_50": float((error <= 50).mean()),
         "acc_100": float((error <= 100).mean()),
         "rank_correlation": rank_correlation(truth, guess),
-        "five_class_accuracy": float((classes(truth, bounds) == classes(guess, bounds)).mean()),
+        "five_class_accuracy": float((right == said).mean()),
+        "five_class_f1": float(np.mean([_f1(right == each, said == each) for each in np.unique(right)])),
     }
+
+
+def _f1(real: NDArray[np.bool_], said: NDArray[np.bool_]) -> float:
+    return 2.0 * float((real & said).sum()) / float(real.sum() + said.sum())
 
 
 def class_edges(lengths: ArrayLike, count: int = CLASSES) -> Values:

@@ -31,12 +31,12 @@ class Calendar:
         """
         starts_s = start_s + window_s * np.arange(count)
         if self.zone == "UTC" or not count:
-            return np.rint(starts_s / window_s).astype(np.int64)
+            return np.asarray(np.rint(starts_s / window_s), np.int64)
         zone = ZoneInfo(self.zone)
         # Clocks change at whole quarters of an hour.
         quarters, at = np.unique(starts_s // 900, return_inverse=True)
         moved_s = [_offset(zone, 900.0 * quarter) for quarter in quarters.tolist()]
-        return np.rint((starts_s + np.array(moved_s)[at]) / window_s).astype(np.int64)
+        return np.asarray(np.rint((starts_s + np.array(moved_s)[at]) / window_s), np.int64)
 
     def kinds(self, days: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the kind of each of *days*, counted from 1 January 1970, a Thursday."""
@@ -69,6 +69,6 @@ class Days:
     first: int
     season: int
 
-    def kinds(self, windows: NDArray[np.int64], back: int = 0) -> NDArray[np.int64]:
+    def kinds(self, windows: NDArray[np.int64], back: NDArray[np.int64] | int = 0) -> NDArray[np.int64]:
         """Return the kind of the day of each of *windows*, or of the day *back* days before."""
         return self.calendar.kinds((self.first + windows) // self.season - back)

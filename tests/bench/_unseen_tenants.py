@@ -1,9 +1,10 @@
-"""Error of predicted lengths for a tenant that nothing was learned of, by the requests of it that were seen.
+"""Error of predicted lengths for a tenant that nothing was learned of, over its first requests, in tokens.
 
 One tenant at a time is left out: the corrections (`forecasting.lengths.online`) first learn from requests of the others,
 then predict and learn those of this one, in random order. The shipped trees were fitted to arena_bench_v1 and
 gpteacher, without their names. The constants of the corrections were chosen on the first three sets; the others judge.
-`constant` is the median that a prediction starts from; `calibrated` is the model alone, corrected by the tenant's requests.
+`histogram` is the median of the class, then of the (model, tenant), that a prediction starts from; `raw` the model alone,
+`calibrated` the model corrected by the tenant's requests, `served` both, by the weight that the model has earned.
 """
 
 from collections import defaultdict
@@ -18,10 +19,9 @@ from forecasting.lengths.datasets import FREE, UNSEEN_SHARE, in_test, read_sets
 from forecasting.lengths.online import Online
 
 CHOSEN_ON = ("alpaca_eval", "arena_bench_v1", "gpteacher")
-SEEN = (0, 1, 10, 50, 200)
-"""Least requests seen of each row, by (tenant, model)."""
-METHODS = ("constant", "raw", "calibrated", "ours")
-ROWS, OTHERS, MOST_OF_A_TENANT, MOST_OF_A_MODEL = 8_000, 600, 4_000, 400
+FIRST = (1, 10, 50, 200, 1000)
+METHODS = ("histogram", "raw", "calibrated", "served")
+SEEDS, OTHERS, MOST_OF_A_TENANT, MOST_OF_A_MODEL = 3, 600, 4_000, 400
 
 Drawn = list[tuple[Sample, float, list[float]]]
 """Samples with the trees' tokens and quantiles."""
@@ -42,18 +42,16 @@ def _drawn(data: Path) -> dict[str, Drawn]:
 
 
 def _errors(by_tenant: dict[str, Drawn], left_out: str, seed: int) -> Any:
-    """Return rows of (requests seen, absolute error by each of `METHODS`)."""
-    dice, online = np.random.default_rng(seed), Online(bundled())
-    seen, rows = defaultdict[str, int](int), []
+    """Return the absolute errors by each of `METHODS`, a row for each request."""
+    dice, online, rows = np.random.default_rng(seed), Online(bundled()), []
     others = [one for tenant, drawn in by_tenant.items() if tenant != left_out for one in drawn]
     mine = by_tenant[left_out]
     stream = [others[at] for at in dice.permutation(len(others))[:OTHERS]]
-    for sample, tokens, quantiles in [*stream, *(mine[at] for at in dice.permutation(len(mine)))]:
+    for sample, tokens, quantiles in [*stream, *(mine[at] for at in dice.permutation(len(mine))[: FIRST[-1]])]:
         corrected = online.correct(sample.query, tokens, quantiles)
         if sample.query.tenant == left_out:
-            predicted = (np.exp(corrected.usual), tokens, np.exp(corrected.calibrated), corrected.tokens)
-            rows.append((seen[sample.query.model], *(abs(one - sample.output_tokens) for one in predicted)))
-            seen[sample.query.model] += 1
+            predicted = np.array([corrected.usual, tokens, corrected.calibrated, corrected.tokens])
+            rows.append(np.abs(predicted - sample.output_tokens))
         online.learn(sample.query, corrected, sample.output_tokens)
     return np.array(rows)
 
@@ -62,11 +60,9 @@ def measured(data: Path) -> dict[str, Any]:
     by_tenant = _drawn(data)
     result: dict[str, Any] = {}
     for tenant in sorted(by_tenant, key=lambda name: name not in CHOSEN_ON):
-        rows = np.concatenate([_errors(by_tenant, tenant, seed) for seed in range(ROWS // len(by_tenant[tenant]))])
+        runs = [_errors(by_tenant, tenant, seed) for seed in range(SEEDS)]
         part = "chosen on" if tenant in CHOSEN_ON else "judged on"
-        for least, most in zip(SEEN, (*SEEN[1:], np.inf), strict=True):
-            among = rows[(rows[:, 0] >= least) & (rows[:, 0] < most), 1:]
-            if len(among):
-                mae = zip(METHODS, among.mean(axis=0).round(1).tolist(), strict=True)
-                result[f"{part} {tenant}, {least} seen"] = dict(mae) | {"requests": len(among)}
+        for first in FIRST:
+            mae = np.mean([rows[:first].mean(axis=0) for rows in runs], axis=0).round(1)
+            result[f"{part} {tenant}, first {first}"] = dict(zip(METHODS, mae.tolist(), strict=True))
     return result

@@ -1,11 +1,11 @@
 """Cost of a predicted length: the service alone on one core, at rest and at 200 requests a second, and in the
 gateway.
 
-Random prompts, median 64 tokens and up to a thousand, new to the caches unless noted, so that each reaches the trees;
-`p50_ms` and `p99_ms` are of the whole service (text, caches, trees, calibration), one request after another. At 200 a
+Random prompts, median 64 tokens and up to a thousand, new to the cache unless noted, so that each reaches the trees;
+`p50_ms` and `p99_ms` are of the whole service (text, cache, trees, calibration), one request after another. At 200 a
 second arrivals are Poisson, and a request's time counts from its arrival. With --encoders the papers' length models are
 measured instead (`_encoders`), on the public data in --data, and with --unseen the error for tenants that nothing was
-learned of (`_unseen_tenants`). In the gateway, the service on (caches off) alternates
+learned of (`_unseen_tenants`). In the gateway, the service on (cache off) alternates
 with off in one run.
 """
 
@@ -111,9 +111,7 @@ async def alone(requests: int, seconds: float) -> dict[str, Any]:
     from controlplane.lengths.models import BUNDLED
     from controlplane.lengths.services import Assigned
     from forecasting.lengths import LengthPrior, LengthQuery
-    from forecasting.lengths.caches import warm_up
 
-    warm_up()
     service = LengthService(LengthPrior())
     await service.answering.run(Assigned(BUNDLED, None))
     dice = random.Random(1)
@@ -139,7 +137,6 @@ async def alone(requests: int, seconds: float) -> dict[str, Any]:
     p50_ms, p99_ms = percentiles([await predict(call) for call in calls[50:]])
     for call in calls[-requests // 4 :]:
         await predict(call)  # seen before
-        await predict(call_of(call.body["messages"][0]["content"] + "."))  # nearly
     source = {name: len(times) for name, times in by_source.items()}
     split = {
         name: dict(zip(("p50_ms", "p99_ms"), percentiles(times), strict=True)) for name, times in by_source.items()

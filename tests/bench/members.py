@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.table import Table
 
 from forecasting.workload import FORECASTERS, Series
 from forecasting.workload.blend import NAMES, BlendModel
@@ -176,22 +175,3 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         },
         "by_series": by_series,
     }
-
-
-def table(result: dict[str, Any]) -> Table:
-    """Yield a row per series and step; the blend's error is bold if within 1 % of the best member's."""
-    rows = result["by_series"]
-    others = [name for name in next(iter(rows.values())) if name not in ("blend", "best", "best_is")]
-    shown = Table(
-        "series, window",
-        title=f"The blend is within 1 % of its best member, or better, in "
-        f"{result['within_1_percent_of_best']} of {result['series']}; per cent",
-    )
-    for name in ("blend", "best member", "which", *others):
-        shown.add_column(name.replace("_", " "), justify="left" if name == "which" else "right")
-    for name, row in rows.items():
-        blend = f"{row['blend']:.2f}"
-        cells = ["" if row[other] is None else f"{row[other]:.2f}" for other in others]
-        near = row["blend"] <= 1.01 * row["best"]
-        shown.add_row(name, f"**{blend}**" if near else blend, f"{row['best']:.2f}", row["best_is"], *cells)
-    return shown

@@ -126,7 +126,7 @@ class Feed:
     def lengths(self, ts: float) -> dict[str, Any]:
         """Report the gateway's length service: counts grow by a few answers a second."""
         answers = int((ts - self.started_at) * 9)
-        shares = {"cache": 0.11, "lexical": 0.17, "model": 0.69, "prior": 0.03}
+        shares = {"cache": 0.28, "model": 0.69, "prior": 0.03}
         wobble = random.Random(f"{self.seed}:{round(ts - self.created_at)}").uniform(0.9, 1.1)
         return {
             "answered": {source: int(answers * share) for source, share in shares.items()} | {"forced": 12},

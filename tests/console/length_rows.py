@@ -12,8 +12,8 @@ from controlplane.accounts.models import Tenant
 from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion, VersionState
 
 KINDS = (12.0, 90.0, 260.0, 900.0)  # median lengths in tokens
-SHARES = {"cache": 0.10, "lexical cache": 0.14, "trees 2": 0.68, "prior": 0.08}
-SPREAD = {"cache": 0.22, "lexical cache": 0.34, "trees 2": 0.42, "shadow trees 3": 0.36, "prior": 1.1}
+SHARES = {"cache": 0.24, "trees 2": 0.68, "prior": 0.08}
+SPREAD = {"cache": 0.22, "trees 2": 0.42, "shadow trees 3": 0.36, "prior": 1.1}
 MODELS = ("llama-3.1-8b", "llama-2-70b")
 
 

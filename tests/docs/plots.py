@@ -14,7 +14,7 @@ import numpy as np
 from controlplane.experiments.experiment import Result, Row
 from controlplane.experiments.hermes import QUANTILES
 from controlplane.experiments.sageserve_mixed import BIN_S, PARTS
-from tests.docs.results import KEPT
+from tests.docs.evidence import KEPT
 
 SAMPLE_S = {name: part["sample_s"] for name, part in PARTS.items()}
 COLOURS: Final = ("#6e7781", "#0969da", "#bf8700", "#1a7f37", "#8250df", "#bc4c00")

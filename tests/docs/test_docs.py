@@ -6,12 +6,13 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
 from django.core.management import get_commands
 
 import controlplane
 from controlplane.operations import Operations
 from tests.clients.environments import CLIENTS
-from tests.docs import as_vllm, clients, experiments, monitoring, plots, results
+from tests.docs import as_vllm, clients, evidence, experiments, monitoring, plots
 from tests.docs.configuration import BEGIN, END, PAGE, table
 
 ROOT = Path(__file__).parents[2]
@@ -52,14 +53,73 @@ def test_the_table_of_clients_is_that_of_their_tests() -> None:
 
 def test_the_plots_are_those_of_the_runs_that_are_kept() -> None:
     for name in plots.kept_plots():
-        assert (results.KEPT / f"{name}.svg").read_text() == plots.draw(name), "run `python -m tests.docs.plots`"
+        assert (evidence.KEPT / f"{name}.svg").read_text() == plots.draw(name), "run `python -m tests.docs.plots`"
 
 
 def test_the_tables_of_results_are_those_of_the_runs_that_are_kept() -> None:
-    for name, result in results.kept():
-        assert (results.KEPT / f"{name}.md").read_text() == results.page(name, result), (
-            "run `python -m tests.docs.results`"
+    for each in evidence.kept():
+        assert (evidence.KEPT / f"{each.name}.md").read_text() == evidence.page(each), (
+            "run `python -m tests.docs.evidence`"
         )
+
+
+def test_what_is_stale_is_said() -> None:
+    assert evidence.PAGE.read_text() == evidence.evidence(), "run `python -m tests.docs.evidence`"
+
+
+@pytest.mark.parametrize(
+    ("change", "is_stale"),
+    [
+        (lambda text: text, False),
+        (lambda text: f"# A comment.\n{text}", False),
+        (lambda text: text.replace('"""What', '"""Which'), False),
+        (lambda text: text.replace("2.0", "3.0"), True),
+        (lambda text: text.replace("from entry.near", "from entry.far"), True),
+    ],
+)
+def test_a_result_is_stale_once_code_that_it_imports_differs(tmp_path, monkeypatch, change, is_stale) -> None:
+    (tmp_path / "tests/bench").mkdir(parents=True)
+    (tmp_path / "entry").mkdir()
+    for name in ("tests/__init__.py", "tests/bench/__init__.py", "entry/__init__.py", "entry/far.py"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "tests/bench/one.py").write_text("def run():\n    from entry import late\n    return late.run()\n")
+    late = tmp_path / "entry/late.py"
+    late.write_text('"""What runs."""\n\nfrom entry.near import ONE\n\n\ndef run():\n    return 2.0 * ONE\n')
+    (tmp_path / "entry/near.py").write_text("ONE = 1\n")
+    monkeypatch.setattr(evidence, "ROOT", tmp_path)
+
+    def now() -> str:
+        for cached in (evidence.code_hash, evidence._hash_of, evidence._data_in):
+            cached.cache_clear()
+        return evidence.code_hash("one")
+
+    before = now()
+    late.write_text(change(late.read_text()))
+    assert (now() != before) == is_stale
+
+
+FIGURE = re.compile(r"[-+±~x≈]?\s?[\d.,]+")
+TABLE = re.compile(r"^\|[-:| ]+\|\n((?:\|.*\n)+)", re.MULTILINE)
+GENERATED = re.compile(r"<!-- table: .*?<!-- end of table -->", re.DOTALL)
+
+
+NOT_KEPT = {
+    f"docs/papers/{name}.md"
+    for name in ("length-models", "lengths", "ordering", "planner", "queueing", "routing", "waiting-time")
+}
+"""Pages with figures of runs that take hours, which were not made again yet."""
+
+
+def test_no_table_of_figures_is_typed_by_hand() -> None:
+    typed = []
+    for page in PAGES:
+        if page.parent.name == "results" or page == evidence.PAGE or str(page.relative_to(ROOT)) in NOT_KEPT:
+            continue
+        for found in TABLE.finditer(GENERATED.sub("", page.read_text())):
+            cells = [cell.strip() for row in found[1].splitlines() for cell in row.strip("|").split("|")[1:]]
+            if sum(bool(FIGURE.match(cell.strip("*"))) for cell in cells) > len(cells) / 2:
+                typed.append(f"{page.relative_to(ROOT)}: {found[1].splitlines()[0]}")
+    assert typed == [], "keep the run (`python -m tests.docs.evidence --add NAME COMMAND`) and name its page"
 
 
 def test_every_command_is_in_operations() -> None:

@@ -90,6 +90,9 @@ def test_every_model_is_in_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert row["fit_s"] > 0
         assert set(row["by_set"]) == set(result["sets"])
     assert rows["trees"]["mae"] < rows["prompt-buckets"]["mae"]  # what is said counts here, not at what length
+    served = result["served"]
+    assert set(served) == {"fcfs", *lengths.ORDER, "known"}
+    assert max(row["jct_reduction"] for row in served.values()) == served["known"]["jct_reduction"] > 0
     assert result["verdict"]["best"]["mae"] == min(result["rows"], key=lambda row: row["mae"])["model"]
     assert result["floor"]["median_cv"] == pytest.approx(np.std([90, 100, 110]) / 125, rel=0.2)
 
@@ -108,7 +111,7 @@ def test_some_models_as_a_table(tmp_path: Path) -> None:
         stdout=out,
     )
     shown = out.getvalue()
-    for word in ("class-mean", "prompt-buckets", "PreServe's Table 2", "78.2", "Noise floor"):
+    for word in ("class-mean", "prompt-buckets", "PreServe's Table 2", "78.2", "Shortest first by", "Noise floor"):
         assert word in shown
     assert "ssjf" not in shown.split("PreServe's Table 2")[0]
 

@@ -30,7 +30,7 @@ from scheduling.planning.capacity import Capability
 from scheduling.scaling import PlansFor, make_strategy
 from scheduling.simulation.staging import stage
 from scheduling.simulation.staging.demand_minutes import DemandMinutes
-from tests.docs import results
+from tests.docs import evidence
 from tests.scheduling.scaling.views import view
 
 DAYS = 0.021
@@ -92,15 +92,14 @@ def test_sageserve_is_measured_twice_alike_and_shown(tmp_path):
 
 
 def _kept_and_written(folder, result):
-    """Return the page that `python -m tests.docs.results` writes of *result*."""
-    kept = folder / "results"
+    """Return the page that `python -m tests.docs.evidence` writes of *result*."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(results, "KEPT", kept)
-        (folder / "run.json").write_text(json.dumps(result))
-        row = results.keep("tiny", folder / "run.json", "abc1234")
-        assert list(results.kept()) == [("tiny", row)]
-    assert "wall_s" not in (kept / "tiny.json").read_text()
-    return results.page("tiny", row)
+        patch.setattr(evidence, "KEPT", folder)
+        row = evidence.keep("tiny", "sageserve", result, "abc1234")
+        assert list(evidence.kept()) == [row]
+        assert not row.is_stale
+    assert "wall_s" not in (folder / "tiny.json").read_text()
+    return evidence.page(row)
 
 
 @pytest.mark.nightly

@@ -46,6 +46,8 @@ def test_both_parts_are_measured(tmp_path: Path) -> None:
         assert set(rows) == set(shipped_lengths.METHODS)
         assert all(row["mae"] > 0 and row["median_ratio"] > 0 for row in rows.values())
     assert result["conversations"]["answers"] == sum(1 + number % 4 for number in range(30))
+    rounds = {row["round"]: row["answers"] for row in result["conversations"]["rounds"]}
+    assert rounds == {2: 30, 3: 22, 4: 14, 5: 7}  # each begins with the answer to nothing
     jct_s = result["conversations"]["jct_mean_s"]
     assert jct_s["known"] <= jct_s["fcfs"]
     assert "lengths known" in run(tmp_path)

@@ -1,5 +1,8 @@
 """Length models of every kind become versions, from texts that tenants keep, by Celery."""
 
+import asyncio
+from dataclasses import replace
+
 import pytest
 from django.conf import settings
 from django.utils import timezone
@@ -9,8 +12,9 @@ from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.lengths import services as versions
 from controlplane.lengths import training
 from controlplane.lengths.models import BUNDLED, LengthSample, LengthVersion
-from forecasting.lengths import Fitting
-from forecasting.lengths.encoder import TINY
+from forecasting.lengths import ON_ENCODER, Fitting
+from forecasting.lengths.encoder import TINY, stack
+from forecasting.lengths.predictor import SubprocessPredictor
 from forecasting.lengths.subprocess_server import load
 from tests.examples import at_night_but
 from tests.inventory import *  # noqa: F403 (fixtures)
@@ -54,6 +58,68 @@ def test_a_kind_is_trained_stored_shadows_and_is_promoted(kind, keeps):
         assert versions.assigned() == (BUNDLED, version)
         versions.promote(version, "olga")
         assert versions.assigned() == (version, None)
+
+
+def encoder_folder(family, folder):
+    """Write a small random encoder of *family* and its tokenizer, as a checkpoint of the hub."""
+    from transformers import BertConfig, BertModel, BertTokenizer, DistilBertConfig, DistilBertModel
+
+    marks = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    words = (
+        "write",
+        "a",
+        "long",
+        "and",
+        "essay",
+        "about",
+        "say",
+        "yes",
+        "or",
+        "no",
+        "is",
+        "thing",
+        *map(str, range(10)),
+    )
+    folder.mkdir()
+    (folder / "vocab.txt").write_text("\n".join((*marks, *words, *(f"##{letter}" for letter in "0123456789"))))
+    shape = {"vocab_size": 64, "max_position_embeddings": 64}
+    if family == "bert":
+        more = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
+        model = BertModel(BertConfig(**shape, **more))
+    else:
+        model = DistilBertModel(DistilBertConfig(**shape, dim=16, n_layers=3, n_heads=2, hidden_dim=32))
+    model.save_pretrained(folder)
+    BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
+    return folder
+
+
+async def answer_of_subprocess(version, query):
+    predictor = SubprocessPredictor(arguments=(version.kind, version.path))
+    predictor.start()
+    async with asyncio.timeout(120):
+        await predictor.up.wait()
+        answer = await predictor.ask(query, 5.0)
+    await predictor.stop()
+    return answer
+
+
+@pytest.mark.nightly
+@pytest.mark.gate
+@pytest.mark.parametrize("family", ["distilbert", "bert"])
+def test_the_papers_encoders_are_trained_and_serve_in_every_formulation(family, keeps, tmp_path, monkeypatch):
+    monkeypatch.setattr(settings, "LENGTH_ENCODER", str(encoder_folder(family, tmp_path / family)))
+    monkeypatch.setattr(training, "FITTING", replace(training.FITTING, layers=2))
+    samples(keeps, 80)
+    query = LengthSample.objects.first().query
+    for kind in sorted(ON_ENCODER - {"ours"}):
+        version = trained(kind)
+        served = load(kind, version.path)
+        assert type(served.encoder.module).__name__.lower() == f"{family}model"
+        assert len(stack(served.encoder.module)) == 2
+        tokens, quantiles = served.predict_one(query)
+        assert 1 <= quantiles[0] <= quantiles[-1]
+        if kind == "preserve":
+            assert asyncio.run(answer_of_subprocess(version, query)).tokens == pytest.approx(tokens, rel=0.05)
 
 
 def test_a_version_takes_the_place_of_the_shadow(keeps):

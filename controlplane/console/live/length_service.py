@@ -8,13 +8,12 @@ from controlplane.console.live.tiles import Tile, beyond
 
 LATE_WARNING, LATE_CRITICAL = 0.01, 0.10  # of the answers
 MISCALIBRATED = 0.05  # of requests, more or fewer than 90% within the 0.9 quantile
-SOURCES = ("cache", "lexical", "model", "prior")
+SOURCES = ("cache", "model", "prior")
 
 TILES = (
     Tile("answered", "Answered", "quantity", empty="not reported"),
     Tile("model_ratio", "By the model", "percent", empty="none yet"),
-    Tile("cache_ratio", "Exact cache", "percent", empty="none yet"),
-    Tile("lexical_ratio", "Lexical cache", "percent", empty="none yet"),
+    Tile("cache_ratio", "Cache", "percent", empty="none yet"),
     Tile("prior_ratio", "By the prior", "percent", empty="none yet"),
     Tile("p50_ms", "Latency p50", "milliseconds", empty="none yet"),
     Tile("p99_ms", "Latency p99", "milliseconds", empty="none yet"),

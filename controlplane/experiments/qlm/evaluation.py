@@ -154,20 +154,29 @@ def show(console: Console, result: experiment.Result) -> None:
 
 
 def compare(result: experiment.Result) -> list[experiment.Comparison]:
-    """Return the largest lead of `qlm` over the varied values: in points of attainment, or as a share of throughput."""
+    """Return the largest lead of `qlm`, and of the simplest rule, over the varied values.
+
+    It is in points of attainment, or a share of throughput.
+    """
     of = {(row["part"], row["varied"], row["system"]): row for row in result["rows"]}
 
-    def most(part: str, other: str, name: str) -> float | None:
+    def most(leader: str | None, part: str, other: str, name: str) -> float | None:
         gains = []
         for (which, varied, system), row in of.items():
             base = of.get((part, varied, other))
-            if which == part and system == "qlm" and base is not None:
+            if which == part and system == leader and base is not None:
                 gain = row[name] - base[name]
                 gains.append(gain if name == "attainment" else gain / base[name])
         return max(gains, default=None)
 
     return [
-        experiment.Comparison(f"{measure}, at the most", PARTS[part]["section"], paper, most(part, other, name))
+        experiment.Comparison(
+            f"{measure}, at the most",
+            PARTS[part]["section"],
+            paper,
+            most("qlm", part, other, name),
+            simplest=most(DATA["reported"]["simplest"].get(part), part, other, name),
+        )
         for measure, part, paper, other, name in DATA["reported"]["leads"]
     ]
 

@@ -5,33 +5,49 @@ import asyncio
 import pytest
 from django.conf import settings
 
+from controlplane.accounts.models import Tenant
 from controlplane.lengths import answering
 from controlplane.lengths.answering import RunningVersion
 from controlplane.lengths.length_service import LengthService
 from controlplane.lengths.models import BUNDLED, LengthMinute, LengthVersion
+from controlplane.lengths.selectors import newest_samples
 from controlplane.lengths.services import Assigned
 from controlplane.tuning.selectors import Values
 from forecasting.files import write_state
 from forecasting.lengths import LengthPrior, LengthQuery
+from forecasting.lengths.online import START_WEIGHT
 from forecasting.lengths.predictor import InLine
 from tests.examples import at_night_but
 from tests.gateway.conftest import until
 from tests.gateway.lengths.calls import LONG, in_database, prediction_of, say
 from tests.lengths.bad_models import constant
+from tests.lengths.test_services import samples
 
 
-async def test_model_then_exact_cache_then_lexical_cache(served, service):
+async def test_the_model_then_the_cache(served, service):
     await say(served, LONG, 40)
     assert await prediction_of(served) == {"tokens": 50, "upper_tokens": 125, "source": "trees 0"}
     await say(served, LONG, 40)
     exact = await prediction_of(served)
     assert (exact["tokens"], exact["source"], exact["seen"]) == (40, "cache", 1)
     assert 40 < exact["upper_tokens"] < 100
-    await say(served, LONG.replace("lemon", "melon"), 40)
-    assert (await prediction_of(served))["source"] == "lexical cache"
     row = (await served.rows())[-1]
     assert row.predicted_output_tokens == 40
-    assert service.answered == {"model": 1, "cache": 1, "lexical": 1}
+    assert service.answered == {"model": 1, "cache": 1}
+
+
+async def test_what_tenants_taught_survives_a_restart(served):
+    tenant = await in_database(lambda: Tenant.objects.get(name="acme"))
+    await in_database(lambda: samples(tenant, 60, lambda number: 30 + number % 7))
+    again = answering.Answering()
+    await again.run(Assigned(BUNDLED, None))
+    query = LengthQuery("Write a long and detailed essay about ships", 9, "m", "acme", "interactive")
+    assert again.active.online.correct(query, 400.0, [400.0] * 5).usual == pytest.approx(33, abs=1)
+    assert again.active.online.weights["acme"].value != START_WEIGHT
+    encoder = RunningVersion(LengthVersion(pk=1, number=1, kind="preserve"), InLine(constant("50")))
+    encoder.recall(None, await in_database(lambda: newest_samples(50)))
+    corrected = encoder.online.correct(query, 400.0, [400.0] * 5)
+    assert (corrected.usual, corrected.calibrated) == (pytest.approx(33, abs=1), 400.0)
 
 
 def test_each_model_has_its_budget():
@@ -119,7 +135,7 @@ class TestNoModel:
 
         monkeypatch.setattr(answering, "load", lost)
 
-    async def test_without_any_model_the_prior_and_the_caches_answer(self, served):
+    async def test_without_any_model_the_prior_and_the_cache_answer(self, served):
         await say(served, LONG, 40)
         assert (await prediction_of(served))["why"] == "down"
         await say(served, LONG, 40)
@@ -157,7 +173,7 @@ async def test_versions_are_taken_up_and_given_back_while_serving(served, tmp_pa
     await say(served, "quite another question", 40)
     await lengths.flush()
     rows = await in_database(lambda: {row.predictor: row for row in LengthMinute.objects.all()})
-    assert rows["shadow trees 2"].predicted_tokens == 90
+    assert 40 < rows["shadow trees 2"].predicted_tokens <= 90  # what the tenant was answered before counts
     assert rows["shadow trees 2"].output_tokens == 40
     assert lengths.snapshot()["shadow"] == "trees 2"
 
@@ -205,7 +221,7 @@ async def test_a_message_of_history_does_not_multiply(served):
         assert response.status == 200
         await response.read()
         said = await prediction_of(served)
-        assert said["source"] in {"trees 0", "lexical cache", "cache"}
+        assert said["source"] in {"trees 0", "cache"}
         if said["source"] == "trees 0":
             predicted.append(said["tokens"])
     assert len(predicted) >= 2

@@ -83,6 +83,6 @@ async def test_metrics_and_the_summary_have_it(served, service):
     assert b'pilothouse_length_answers_total{source="model"} 1.0' in page
     assert b'pilothouse_length_seconds{quantile="0.99"}' in page
     summary = served.gateway.publisher.summary.snapshot()["lengths"]
-    assert summary["answered"] == {"cache": 0, "lexical": 0, "model": 1, "prior": 0, "forced": 0}
+    assert summary["answered"] == {"cache": 0, "model": 1, "prior": 0, "forced": 0}
     assert summary["p99_ms"] >= summary["p50_ms"] > 0
     assert summary["version"] == "trees 0"

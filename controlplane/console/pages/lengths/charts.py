@@ -5,16 +5,16 @@ from django.utils import timezone
 from controlplane.console.charts.spec import AMOUNT, DAYS, STYLES, Chart, Series, last, styles
 from controlplane.console.formats import quantity
 from controlplane.lengths import selectors
-from controlplane.lengths.selectors import CACHE, LEXICAL, PRIOR, SHADOW
+from controlplane.lengths.selectors import CACHE, PRIOR, SHADOW
 
 NO_MEASURES = "No request with a predicted length ended in this range."
 
 
 def source_order(name: str) -> tuple[int, str]:
-    """Caches first, then versions, then the prior; shadows last."""
+    """The cache first, then versions, then the prior; shadows last."""
     if name.startswith(SHADOW):
         return 4, name
-    return {CACHE: 0, LEXICAL: 1, PRIOR: 4}.get(name, 3), name
+    return {CACHE: 0, PRIOR: 4}.get(name, 3), name
 
 
 def error_over_time(errors: selectors.Series) -> Chart:
