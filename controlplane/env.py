@@ -95,6 +95,9 @@ class Environment(Tunable, BaseSettings):
     both."""
     DISPATCHER_BIND: str = ""
     """Address on which a dispatcher listens for relays, `tcp://host:port` or `ipc://path`; default is none."""
+    ZONE: str = ""
+    """Zone of regions that this process is near: it prefers these, and takes over others' work later; default is the unnamed
+    one."""
     DRAIN_S: Seconds = 300.0
     """Longest time for which a web process asked to stop (SIGTERM) goes on with its open requests; 0 ends them in the
     server's own grace, as SIGINT does."""

@@ -49,6 +49,11 @@ GROUP_ORDERS: Final = {
     "hermes": "Lowest Gittins rank of the application run first (Hermes)",
 }
 """In the order of the codes in `scheduling.queueing.groups`."""
+RUN_DEMANDS: Final = {
+    "table": "Recorded runs, by unit and how often it ran before",
+    "learned": "Recorded runs that look alike, weighed by what they have earned",
+    "graph": "Walks of the demand graph (Hermes)",
+}
 BATCHING: Final = {"continuous": "Continuous", "none": "One request at a time", "dynamic": "Whole batches"}
 NO_BOUND: Final = 1 << 62
 MEASURED: Final = -1
@@ -115,6 +120,16 @@ class EndpointPolicy(Policy, frozen=True, kw_only=True):
             "rank of their application run, which also moves its group by the slack of the run.",
         ),
     ] = "arrival"
+    run_demand: Annotated[
+        str,
+        Knob(
+            choices=RUN_DEMANDS,
+            setting="RUN_DEMAND",
+            title="what runs still need",
+            help="How the remaining demand of application runs is predicted, for the orders by run: by recorded runs at the "
+            "same moment, by the mean of these, or by Hermes' demand graph.",
+        ),
+    ] = "table"
     eviction_limit: Annotated[
         int,
         Knob(

@@ -21,7 +21,7 @@ from scheduling.applications.standings import KnownGraph, PastCall
 
 PERIOD_S: Final = 5.0
 LEARN_AGAIN_S: Final = 60.0
-"""Shortest time between two readings of the graph of one application: one takes 0.1 s of a thread."""
+"""Shortest time between two readings of the graph of one application: one takes 0.3 s of a thread."""
 MAX_READS: Final = 10
 """Graphs read at once."""
 RESUMED: Final = SESSION_IDLE

@@ -10,6 +10,7 @@ import numpy as np
 from controlplane.applications.models import LEARNED, Application, ApplicationRun
 from controlplane.applications.services import backends, done_calls
 from controlplane.applications.spans import rates_of
+from controlplane.rows import narrowed
 from scheduling.applications.demand_graph import (
     MOST_RECORDS,
     DemandGraph,
@@ -34,9 +35,10 @@ SAMPLES = 400
 """Walks of the graph for one run."""
 
 
-def graph_of(application: Application) -> DemandGraph:
-    """Return the graph of the latest records, oldest first."""
-    latest = application.runs.filter(LEARNED).values_list("steps", flat=True)[:MOST_RECORDS]
+def graph_of(application: Application, before: datetime | None = None) -> DemandGraph:
+    """Return the graph of the latest records, oldest first; of runs that had ended *before*, if given."""
+    ended = narrowed(application.runs.filter(LEARNED), ended_at__lt=before)
+    latest = ended.values_list("steps", flat=True)[:MOST_RECORDS]
     records = [RunRecord(msgspec.convert(steps, tuple[Step, ...])) for steps in reversed(latest)]
     return DemandGraph(application.name, backends(application), records)
 

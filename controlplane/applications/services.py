@@ -162,12 +162,13 @@ def done_calls(run: ApplicationRun) -> tuple[list[Call], dict[str, dict[str, str
     application = run.application
     rows = calls_of(application.tenant_id, application.name, run.run)
     calls, units = [], {}
-    read = ("unit", "arrived_at", "model", "e2e_ms", "prompt_tokens", "output_tokens")
+    read = ("unit", "arrived_at", "model", "e2e_ms", "prompt_tokens", "output_tokens", "predicted_output_tokens")
     for row in rows.filter(outcome=Outcome.DONE).only(*read).order_by("arrived_at")[:MAX_CALLS]:
         unit, began_s = row.unit or NO_UNIT, row.arrived_at.timestamp()
         units[unit] = {"kind": "llm", "name": row.model}
         ended_s = began_s + (row.e2e_ms or 0.0) / 1000
-        calls.append(Call(unit, began_s, ended_s, row.prompt_tokens, row.output_tokens))
+        predicted = row.predicted_output_tokens
+        calls.append(Call(unit, began_s, ended_s, row.prompt_tokens, row.output_tokens, predicted_tokens=predicted))
     for report in run.reports.filter(failed=False).exclude(ended_at=None):
         units[report.unit] = {"kind": report.kind, "name": report.backend}
         began_s = report.began_at.timestamp()

@@ -56,7 +56,6 @@ urlpatterns = [
     path("applications/", applications.applications, name="applications"),
     path("applications/<int:pk>/", applications.application, name="application"),
     path("applications/<int:pk>/graph.json", applications.export, name="application-graph"),
-    path("applications/<int:pk>/replay/", applications.replay, name="replay-application"),
     path("applications/import/", applications.import_graph, name="import-graph"),
     path("applications/runs/<int:pk>/", applications.run, name="run"),
     path("spot/", spot.spot, name="spot"),

@@ -37,6 +37,8 @@ class Core:
         self.topology, self.clock, self.deliver = topology, clock, deliver
         self.requests: dict[int, Request] = {}
         """Open requests by number."""
+        self.elsewhere: Callable[[str, tuple[str, ...], bool], str | None] = lambda *asked: None
+        """Returns another zone for a request of a model that came to these, only one with room or any: `Dispatchers`."""
         self.table = LiveRequests()
         self.queue = WaitingQueue(topology, clock)
         self.accounts = TokenAccounts(topology)
@@ -60,10 +62,16 @@ class Core:
 
         Refused with 503 if nothing serves its model or soon will, with 429 if the queue is full.
         """
+        asked = self.topology.within(asked)
         preferred = self.topology.candidates(asked.model, asked.region)
         own = self.topology.endpoints[int(preferred[0])] if preferred.size else None
-        own_region = own.spec.region if own is not None else ""
+        own_region = asked.own_region or (own.spec.region if own is not None else "")
         arrival = Arrival(asked, own, self.placement.choose_endpoint(self.candidates(asked)), again=again)
+        if (zone := self.better_zone(asked, arrival.endpoint)) is not None:
+            if own is not None and not (again or asked.own_region):
+                own.count_demand(asked, self.clock())
+            self.deliver(port.Forward(asked.number, zone, own_region))
+            return
         refusal = self._refusal(arrival)
         asked, endpoint = arrival.asked, arrival.endpoint
         if refusal is not None or endpoint is None:
@@ -80,14 +88,15 @@ class Core:
 
     def reopen(self, opened: port.Open) -> None:
         """Take up a request that another dispatcher had: where it runs, or in its order among what waits."""
-        asked, placed = opened.asked, opened.placed
+        asked, placed = self.topology.within(opened.asked), opened.placed
         if placed is None and not (opened.attempts or opened.released):
             self.admit(asked, again=True)
             return
         replica = None if placed is None else self.topology.serving(placed.instance, placed.url)
         endpoint = self.placement.choose_endpoint(self.candidates(asked)) if replica is None else replica.endpoint
         if endpoint is None:
-            self.deliver(none_serves(asked))
+            zone = self.better_zone(asked, None)
+            self.deliver(none_serves(asked) if zone is None else port.Forward(asked.number, zone))
             return
         request = Request(asked, self.possible(asked), endpoint, adapter=self.topology.adapter_number(asked.adapter))
         request.again, request.attempts, request.evictions = True, opened.attempts, opened.evictions
@@ -216,7 +225,8 @@ class Core:
         with self.topology.without(avoid):
             endpoint = self.placement.choose_endpoint(self.candidates(asked))
             if endpoint is None:
-                self.drop(request, none_serves(asked))
+                if not self.forward(request):
+                    self.drop(request, none_serves(asked))
                 return
             self.enqueue(request, endpoint)
         if request.slot >= 0:  # no other instance has room
@@ -307,6 +317,27 @@ class Core:
         """End *request*, and deliver why."""
         self.end(request)
         self.deliver(refused)
+
+    def better_zone(self, asked: port.Asked, endpoint: Endpoint | None) -> str | None:
+        """Return the zone to forward *asked* to; None: it stays.
+
+        It leaves where nothing serves it, and for a zone with room where it would leave the region of *endpoint*, the best
+        one here.
+        """
+        if not self.topology.zones:
+            return None
+        if endpoint is None or self.topology.is_dark(endpoint.region):
+            return self.elsewhere(asked.model, asked.zones, False)
+        return None if self.placement.slack(endpoint) > 0 else self.elsewhere(asked.model, asked.zones, True)
+
+    def forward(self, request: Request) -> bool:
+        """Forward *request*, which no instance has, to a zone that serves it better; return whether there is one."""
+        asked = request.asked
+        zone = self.better_zone(asked, self.placement.choose_endpoint(self.candidates(asked)))
+        if zone is not None:
+            self.end(request)
+            self.deliver(port.Forward(asked.number, zone))
+        return zone is not None
 
     def is_open(self, request: Request) -> bool:
         return request.asked.number in self.requests

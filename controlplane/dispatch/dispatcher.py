@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Iterator
 
-from msgspec.structs import replace
-
 from controlplane.dispatch import port
 from controlplane.dispatch.adapters import Adapters
 from controlplane.dispatch.core import Core
@@ -35,7 +33,6 @@ class Dispatcher(Core):
         self, topology: Topology, clock: Callable[[], float], *, deliver: port.Deliver, ask: Ask | None = None
     ) -> None:
         super().__init__(topology, clock, deliver)
-        self._by_prefix = topology.by_prefix  # as of the last change
         self.suspects = Suspects(topology, clock)
         self.outcomes = Outcomes(topology, self.queue, clock, self.suspects.died)
         self.adapters = Adapters(topology)
@@ -98,8 +95,6 @@ class Dispatcher(Core):
                     self.finish(request, record.output_tokens)
             case port.Left():
                 self._on_left(record)
-            case port.Prefix():
-                self._on_prefix(record)
             case port.PrefixWarmed():
                 self.prewarming.warmed(record)
             case port.Backlog():
@@ -142,9 +137,6 @@ class Dispatcher(Core):
 
     def pump_all(self) -> None:
         """Give out every request that has room. Call after any change of the topology."""
-        if self.topology.by_prefix != self._by_prefix:
-            self._want_prefixes(self.topology.by_prefix - self._by_prefix)
-            self._by_prefix = self.topology.by_prefix
         self.placement.pump_all()
 
     def sweep(self) -> None:
@@ -202,19 +194,6 @@ class Dispatcher(Core):
                 self.drop(request, run_stopped(request.asked))
             else:
                 self.deliver(port.Lost(request.asked.number, stopped=True))
-
-    def _want_prefixes(self, models: frozenset[str]) -> None:
-        """Request prefixes of waiting requests for *models*, whose router did not need them on arrival."""
-        for request in list(self.requests.values()):
-            if request.asked.model in models and request.slot >= 0 and not request.asked.prefix_hashes:
-                self.deliver(port.PrefixWanted(request.asked.number))
-
-    def _on_prefix(self, prefix: port.Prefix) -> None:
-        request = self.requests.get(prefix.number)
-        if request is not None:
-            request.asked = replace(request.asked, prefix_hashes=prefix.hashes, block_tokens=prefix.block_tokens)
-            if request.slot >= 0:
-                self.queue.note_prefix(request)
 
     # Reading
 

@@ -106,18 +106,17 @@ class HeldRequests(Stage):
 
     def of_unserved(self) -> list[Request]:
         """Return the held requests of models that no deployment serves any longer."""
-        candidates = self.fleet.topology.candidates
-        gone = {name for name, count in self.work.waiting.items() if count and not candidates(name, "").size}
+        topology = self.fleet.topology
+        served = {one.model for one in topology.own_endpoints if topology.serves(one)}
+        gone = {name for name, count in self.work.waiting.items() if count and name not in served}
         return [one for one in self._requests.values() if one.asked.model in gone] if gone else []
 
     def requests(self) -> list[Request]:
         """Return the held requests, in order of arrival."""
         return list(self._requests.values())
 
-    def waiting_work(self) -> dict[str, tuple[int, float, float, float]]:
-        """Return what waits by model, as `planning.plans.waiting.Waiting`: requests that are held or queued, tokens
-        of held and announced work, the rate that they need, and tokens of queued requests. Opportunistic work is left out.
-        """
+    def waiting_work(self) -> dict[str, dict[str, float]]:
+        """Return what waits by model, as `planning.plans.waiting.Waiting`. Opportunistic work is left out."""
         now_s, queued, endpoints = self.fleet.now_s, defaultdict[str, list[int]](list), self.fleet.endpoints
         for endpoint in endpoints:
             for request in self.fleet.waiting_queue.of(endpoint):
@@ -129,7 +128,8 @@ class HeldRequests(Stage):
             if due or waits:
                 tokens = sum(tokens for _, tokens in due)
                 requests = self.work.deferred(model) + len(waits)
-                work[model] = requests, tokens, must_run(due, now_s), float(sum(waits))
+                work[model] = {"requests": requests, "tokens": tokens, "tokens_per_s": must_run(due, now_s)}
+                work[model]["queued_tokens"] = float(sum(waits))
         return work
 
     def estimates(self, most: int) -> list[HeldEstimate]:

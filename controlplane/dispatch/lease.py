@@ -3,6 +3,9 @@
 A role is a shard of models, whose owner decides about their requests, or work that one process of all does, such as
 answering batches. The owner of the first shard does what is the whole fleet's: limits, figures, alerts.
 
+Where regions have zones, a shard has an owner in each (`shard 1 in eu`): a process that stands there, or another for as long
+as none does. FIRST, without a zone, is there whatever zones there are.
+
 A row is taken over when it was given up, when it ran out by the database's clock, or when its owner was a process of this
 machine that is dead. The owner counts the same time by its own clock, from before it asked, and acts no longer when that is
 over: one that was frozen finds so when it comes back. Nothing else can make an owner, whatever happens to Redis.
@@ -26,13 +29,14 @@ from typing import NamedTuple, TypeVar
 
 from channels.db import DatabaseSyncToAsync
 from django.db import connections
-from django.db.models import F, Q
+from django.db.models import F, Q, Value
 from django.db.models.functions import Now
 
 from controlplane.background import spawn
 from controlplane.dispatch.port import FIRST
 from controlplane.fleet.lifecycle.states import ActionError
-from controlplane.fleet.models import Model, Owner
+from controlplane.fleet.models import Owner
+from controlplane.fleet.shards import is_shard, models_by_role, zone_of
 from controlplane.jobs.record import Job
 
 logger = logging.getLogger(__name__)
@@ -44,6 +48,8 @@ ANSWER_S = 3.0
 """Longest wait for the database: the row may run out meanwhile."""
 SPREAD_S = 1.0
 """Time for which a process leaves a free shard to others, for each that it has."""
+AFAR_S = 3.0
+"""Time for which a process leaves a free shard to others that stand in its zone."""
 SHARDS_S = 5.0
 """Period of looking for shards that models were dealt to."""
 MOVED_S = 10.0
@@ -52,10 +58,6 @@ BATCHES = "batches"
 
 
 T = TypeVar("T")
-
-
-def is_shard(role: str) -> bool:
-    return role.startswith("shard ")
 
 
 class NotOwner(ActionError):
@@ -102,7 +104,8 @@ def _owners(roles: Mapping[str, State]) -> list[tuple[str, int, str, bool]]:
 
 class Lease:
     """The roles of this process. *wants*: those that it takes, each after it was free for so many seconds, which for shards
-    is that of the first times the number of shards it has already, so that they spread; *address*: where relays reach it;
+    is that of the first times the number of shards it has already, so that they spread, and more for those of another *zone*
+    than its own, which it gives back to a process of theirs; *address*: where relays reach it;
     *clock* is that of the machine, in seconds: it runs while the process is frozen.
     """
 
@@ -113,12 +116,13 @@ class Lease:
         *,
         wants: Mapping[str, float] | None = None,
         address: str = "",
+        zone: str = "",
     ) -> None:
         self.owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(2)}"
         """By which commands and relays know an owner: containers may have host name and process number in common."""
         self.roles: dict[str, State] = {}
         """Every role as of the last look."""
-        self.job, self.clock, self.address = job, clock, address
+        self.job, self.clock, self.address, self.zone = job, clock, address, zone
         self.wants = dict({FIRST: 0.0} if wants is None else wants)
         self.changed: Callable[[], object] = lambda: None
         """Called when another process owns a role, or this one a different set."""
@@ -222,7 +226,8 @@ class Lease:
         if not self._given_up:
             for role in wants.keys() - mine:
                 if not self._take(rows[role], lease_s[role], wants[role]):
-                    owners.filter(role=role).update(wanted_at=now)
+                    is_afar = is_shard(role) and zone_of(role) == self.zone != rows[role].zone
+                    owners.filter(role=role).update(wanted_at=now, moves=Value(True) if is_afar else F("moves"))
         return {
             row.role: State(row.name, row.epoch, row.address, lease_s.get(row.role, 0.0) * (row.token == self._token))
             for row in owners.order_by("pk")
@@ -234,10 +239,11 @@ class Lease:
         if FIRST in wants:
             if self.clock() >= self._shards_s:
                 self._shards_s = self.clock() + SHARDS_S
-                for number in Model.objects.order_by().values_list("shard", flat=True).distinct():
-                    Owner.objects.get_or_create(role=f"shard {number}")
+                for role in models_by_role():
+                    Owner.objects.get_or_create(role=role)
             has = sum(is_shard(role) and row.token == self._token for role, row in rows.items())
-            wants |= {role: wants[FIRST] + has * SPREAD_S for role in rows if is_shard(role)}
+            after_s = wants[FIRST] + has * SPREAD_S
+            wants |= {role: after_s + AFAR_S * (zone_of(role) != self.zone) for role in rows if is_shard(role)}
         return {
             role: after_s for role, after_s in wants.items() if self.clock() - self._left_s.get(role, -60) > MOVED_S
         }
@@ -258,6 +264,7 @@ class Lease:
             "token": self._token,
             "name": self.owner,
             "address": self.address,
+            "zone": self.zone,
             "epoch": F("epoch") + 1,
             "moves": False,
         }

@@ -23,7 +23,7 @@ class Demand(stages.Stage):
         self.clock = clock
 
     def admit(self, arrival: stages.Arrival) -> None:
-        if arrival.own is not None and not arrival.again:
+        if arrival.own is not None and not (arrival.again or arrival.asked.own_region):
             arrival.own.count_demand(arrival.asked, self.clock())
 
 

@@ -17,6 +17,7 @@ from scheduling.compiled import uncompiled
 from scheduling.queueing.running import prefill_s
 from scheduling.routing import candidates as columns
 from scheduling.routing.adapters import TIERS
+from scheduling.routing.regions import pressure
 from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, LEAST_DELAY, LOOK_AHEAD, POLICY_CODES
 
 
@@ -58,6 +59,12 @@ class Placement:
         endpoints = [topology.endpoints[at] for at in candidates.tolist()]
         startable = (endpoint for endpoint in endpoints if endpoint.can_start)
         return next(filter(topology.coming, endpoints), None) or next(startable, None)
+
+    def slack(self, endpoint: Endpoint) -> float:
+        """Return by how much the pressure on *endpoint* is below that from which requests leave its region."""
+        topology, waiting = self.topology, self.queue.count(endpoint)
+        here = pressure(topology.fleet, topology.arrays, endpoint.index, waiting, self.clock())
+        return endpoint.spec.policy.region_threshold - here
 
     def pump(self, endpoint: Endpoint) -> None:
         """Give out requests of *endpoint*, in order, while an instance has room or may have one more ahead."""

@@ -1,13 +1,13 @@
 """Records between the HTTP side and the decision side, all serializable.
 
-The gateway sends `Asked`, `Open`, `Advanced`, `Prefix`, `Finished`, `Left`, `Backlog` and `RunReport`, and for figures
+The gateway sends `Asked`, `Open`, `Advanced`, `Finished`, `Left`, `Backlog` and `RunReport`, and for figures
 `Arrived`, `Ended` and `RelayFigures`; the dispatcher answers with `Held`, `Queued`, `Rerouted`, `Waiting`, `Admission`,
-`Placed`, `PrefixWanted`, `Refused`, `Evict` and `Lost`, says with `FellBack` that the fallback of its model serves it,
+`Placed`, `Refused`, `Evict` and `Lost`, says with `FellBack` that the fallback of its model serves it,
 asks for adapters with `Warm` and for system prompts with `WarmPrefix`, which `PrefixWarmed` answers, and lists the
-available models in `ServedModels`. Of limits and budgets, which the first dispatcher counts for all, the gateway sends
-`Enter`, `Leave` and `LoadWanted`, and is answered with `Entered`, `NotEntered`, `Load` and `Spent`. A request is
-identified by its *number*, unique over all relays. Moments in `_s` are seconds of the machine's monotonic clock, those
-in `_at` epoch seconds.
+available models in `ServedModels`. `Forward` has the request asked in another zone, by the `Room` there. Of limits and
+budgets, which the first dispatcher counts for all, the gateway sends `Enter`, `Leave` and `LoadWanted`, and is answered
+with `Entered`, `NotEntered`, `Load` and `Spent`. A request is identified by its *number*, unique over all relays.
+Moments in `_s` are seconds of the machine's monotonic clock, those in `_at` epoch seconds.
 """
 
 import math
@@ -108,6 +108,12 @@ class Asked(Record, frozen=True):
     model_rule: str = ""  # that rule: `scheduling.routing.models.ModelRule`
     api_key_id: int = 0
     surface: str = ""  # last part of the path that was called
+    zones: tuple[str, ...] = ()  # that it has come to, where there are any: the last has it
+    own_region: str = ""  # where it counts as demand, in an earlier zone
+
+    @property
+    def zone(self) -> str:
+        return self.zones[-1] if self.zones else ""
 
     @property
     def allowed_s(self) -> float:
@@ -130,14 +136,6 @@ class Advanced(Record, frozen=True):
     """(number, output tokens so far) of streams with new tokens."""
     headers: tuple[tuple[int, float], ...] = ()
     """(number, seconds from its placement to the headers of its answer)."""
-
-
-class Prefix(Record, frozen=True):
-    """Prefix hashes of a request whose `Asked` had none."""
-
-    number: int
-    hashes: tuple[int, ...]  # of its leading blocks
-    block_tokens: int
 
 
 class Finished(Record, frozen=True):
@@ -313,6 +311,14 @@ class Queued(Record, frozen=True):
     released: dict[str, Any] | None = None  # why the queue manager let it go, where it was held: docs/papers/routing.md
 
 
+class Forward(Record, frozen=True):
+    """Another *zone* serves the request better: it is to be asked there, and is not known here any longer."""
+
+    number: int
+    zone: str
+    own_region: str = ""  # as in `Queued`
+
+
 class FellBack(Record, frozen=True):
     """The fallback of the request's model serves it from now on, in *region*, under the same number."""
 
@@ -422,12 +428,6 @@ class WarmPrefix(Record, frozen=True):
     prefix: int  # hash of its last whole block
 
 
-class PrefixWanted(Record, frozen=True):
-    """The router needs the prefix of a waiting request: `Prefix` is the answer."""
-
-    number: int
-
-
 class Refused(Record, frozen=True):
     """The request will not be served."""
 
@@ -505,14 +505,20 @@ class ServedModel(Part, frozen=True):
     context_tokens: int
     created_at: int
     has_endpoint: bool  # it is or was served somewhere
-    by_prefix: bool  # some router considers the start of prompts: `Asked.prefix_hashes` is wanted
+    by_prefix: bool  # some router considers the start of prompts, and system prompts may be warmed
     task: str = "generate"  # `scheduling.model_task.Task`
     base: str = ""  # of a LoRA adapter: the model that it adapts
     fallback: str = ""  # model that serves its requests where it does not; "" for none
     fallback_wait_s: float | None = None  # longest wait for it before that; None: however long
     tokenizer: Tokenizer | None = None  # `Asked.token_blocks` are wanted; None: they are not
     tenant_id: int = 0  # of an adapter that is this tenant's alone; 0: of all
-    shard: str = "shard 1"  # role of its owner
+    shard: str = "shard 1"  # role of its owner, without a zone
+
+
+class Room(Record, frozen=True):
+    """What the sender serves in each of its roles: how many more requests of a model it takes there before they wait."""
+
+    roles: dict[str, dict[str, int]]
 
 
 class WeightedTargets(Part, frozen=True):
@@ -587,10 +593,10 @@ class Bye(Record, frozen=True):
 ForAllowances = Enter | Leave | LoadWanted
 OfAllowances = Entered | NotEntered | Load | Spent
 ForFigures = Arrived | Ended | RelayFigures
-ForQueues = Asked | Open | Advanced | Prefix | Finished | Left | Backlog | PrefixWarmed | RunReport
+ForQueues = Asked | Open | Advanced | Finished | Left | Backlog | PrefixWarmed | RunReport
 FromGateway = ForQueues | ForAllowances | ForFigures | Registered
-OfRequest = Held | Queued | Rerouted | FellBack | Waiting | Admission | Placed | PrefixWanted | Refused | Evict | Lost
-FromDispatcher = OfRequest | ServedModels | Warm | WarmPrefix | OfAllowances
+OfRequest = Held | Queued | Rerouted | Forward | FellBack | Waiting | Admission | Placed | Refused | Evict | Lost
+FromDispatcher = OfRequest | ServedModels | Room | Warm | WarmPrefix | OfAllowances
 FIRST = "shard 1"
 """Role of the owner of the first shard of models, and of what is the whole fleet's."""
 RELAY_BITS = 36

@@ -25,7 +25,6 @@ from controlplane.dispatch.live_fleet.kv_caches import KvCaches
 from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.monitoring.measures import Measures
 from controlplane.dispatch.observation import Observation
-from controlplane.dispatch.port import FIRST
 from controlplane.dispatch.queues.commands import LOOK_S, Commands
 from controlplane.dispatch.queues.operations import QueueOperations
 from controlplane.dispatch.registrations import Registrations
@@ -260,10 +259,17 @@ class Dispatching:
         if owned != self.lease.owned:  # another read may have found more of it
             self.refresh_now()
             return
-        models = read.models
-        moved = [one for one in self.dispatcher.requests.values() if _shard(models.get(one.asked.model)) not in owned]
+        moved, forward = [], []
+        for one in self.dispatcher.requests.values():
+            region = one.endpoint.region
+            if (zone := read.zones.get(region, "")) != one.asked.zone:
+                forward.append(port.Forward(one.asked.number, zone))
+            if zone != one.asked.zone or read.role(one.asked.model, region) not in owned:
+                moved.append(one)
         self.dispatcher.forget(moved)  # their relays give them to the next owner
         self.dispatcher.apply_inventory(read.of(owned) if owned else read)  # one that stands by knows all
+        for record in forward:  # the zone of its region is another one by now
+            self.relays.deliver(record)
         self.tune(read.values)
         if owned != self.serving:
             self._serve(owned)
@@ -271,7 +277,3 @@ class Dispatching:
             with contextlib.suppress(*ERRORS):  # the next look records it
                 await database_sync_to_async(report_ignored)(read.values)
                 self.ignored_settings = read.values.ignored
-
-
-def _shard(model: inventory.ModelSpec | None) -> str:
-    return FIRST if model is None else model.shard

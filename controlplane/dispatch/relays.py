@@ -100,12 +100,9 @@ class Relays:
 
     def deliver(self, record: port.FromDispatcher) -> None:
         match record:
-            case port.ServedModels():
-                self._models = record
-                self.local(record)
-                for peer in self.peers.values():
-                    peer.outbox.add(record)
-            case port.Spent():
+            case port.ServedModels() | port.Room() | port.Spent():
+                if isinstance(record, port.ServedModels):
+                    self._models = record
                 self.local(record)
                 for peer in self.peers.values():
                     peer.outbox.add(record)

@@ -121,7 +121,7 @@ class Snapshot:
         }
 
     def _prompt(self, request: Request) -> int | None:
-        """Return the index of the start of the prompt of *request*, None where no router considers it."""
+        """Return the index of the start of the prompt of *request*, None for one without a whole block."""
         asked, endpoint = request.asked, request.endpoint
         recorded, tokens = asked.prefix_hashes, asked.token_blocks[:MOST_PROMPT_BYTES]
         if not recorded and not tokens:
@@ -132,7 +132,9 @@ class Snapshot:
         if len(self._prompts) >= MOST_PROMPTS:
             return None
         hashes, block = np.array(recorded, np.int64).tobytes(), asked.token_block_size if tokens else 0
-        prompt = PromptState(hashes, asked.block_tokens, tokens, block, self._holders(request, tokens))
+        by_prefix = asked.model in self.dispatcher.topology.by_prefix
+        holders = self._holders(request, tokens) if by_prefix else []
+        prompt = PromptState(hashes, asked.block_tokens, tokens, block, holders)
         self._prompts[key] = len(self._prompts), prompt
         return len(self._prompts) - 1
 

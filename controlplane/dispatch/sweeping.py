@@ -1,6 +1,8 @@
 """What waits in vain: refused when it was held too long, queued for its fallback, or moved to where it is better off."""
 
 import math
+from collections import Counter
+from collections.abc import Iterable
 
 from controlplane.dispatch import port
 from controlplane.dispatch.adapters import no_adapters
@@ -44,6 +46,31 @@ class Sweeping(Stage):
             self.rehome(endpoint)
         for request in self.holding.of_unserved():
             check(request)
+        if core.topology.zones:
+            self._forward(request for one in core.topology.own_endpoints for request in self.queue.still_waiting(one))
+            self._forward(self.holding.requests())
+            core.deliver(port.Room(self._rooms()))
+
+    def _forward(self, requests: Iterable[Request]) -> None:
+        """Forward those of *requests*, which wait, that another zone has room for."""
+        stay = set[tuple[str, str]]()
+        for request in requests:
+            asked, place = request.asked, (request.asked.model, request.endpoint.region)
+            if place not in stay and not self.core.forward(request) and len(asked.zones) <= 1:
+                stay.add(place)
+
+    def _rooms(self) -> dict[str, dict[str, int]]:
+        """Return how many more requests of each model leave the pressure low, by role; 0 where they would wait."""
+        topology = self.core.topology
+        rooms = {role: Counter[str]() for role in self.placement.epochs}
+        for endpoint in topology.own_endpoints:
+            slack, room = self.placement.slack(endpoint), rooms.get(endpoint.spec.shard)
+            is_left = not topology.serves(endpoint) or topology.is_dark(endpoint.region)
+            if room is None or is_left or not (slack > -math.inf or topology.coming(endpoint)):
+                continue
+            takes = (one for one in topology.members(endpoint) if topology.fleet.accepting[one.slot])
+            room[endpoint.model] += max(1, int(slack * sum(map(topology.at_once, takes)))) if slack > 0 else 0
+        return {role: dict(room) for role, room in rooms.items()}
 
     def _check_hold(self, request: Request) -> None:
         """Refuse *request*, which waits, if it waits in vain or too long, or queue it for the fallback of its model."""
@@ -51,7 +78,8 @@ class Sweeping(Stage):
         if request.replica is not None or not core.is_open(request):
             return
         if request.slot < 0 and not core.topology.candidates(asked.model, asked.region).size:
-            core.drop(request, none_serves(asked))
+            if not core.forward(request):
+                core.drop(request, none_serves(asked))
         elif request.adapter >= 0 and not request.has_begun and not core.topology.serves_adapters(request.endpoint):
             core.drop(request, no_adapters(asked))
         elif request.slot < 0 or not self.fallbacks.control.serve_late(request.row):
@@ -94,7 +122,8 @@ class Sweeping(Stage):
                     kept.add(opportunistic)
                     continue
                 message = f"The last instance of {endpoint.model!r} went away."
-                core.refuse(request, 503, "model_unavailable", message, 15)
+                if not core.forward(request):
+                    core.refuse(request, 503, "model_unavailable", message, 15)
                 continue
             if index == endpoint.index:
                 kept.add(opportunistic)

@@ -73,6 +73,7 @@ def scenario(
             "ordering": system["ordering"],
             "ordering_stretch": system.get("stretch", 1e5),
             "late_runs_last": system.get("late_last", False),
+            "run_demand": system.get("demand", "graph"),
         },
         applications=[runs],
         demand={"too_long": "clip"},

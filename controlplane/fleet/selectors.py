@@ -1,7 +1,9 @@
 """Reads of the inventory."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import product
+from math import inf
 from typing import Any, cast
 
 from django.core.exceptions import ValidationError
@@ -23,6 +25,7 @@ from controlplane.fleet.models import (
 )
 from controlplane.fleet.services import open_command
 from controlplane.rows import narrowed
+from scheduling.routing.regions import latency_ms
 from scheduling.scaling.schedule import Schedules, schedules_of
 
 
@@ -83,6 +86,15 @@ def region_latencies_ms() -> dict[tuple[str, str], float]:
     """Return known one-way latencies by (origin, target)."""
     rows = Region.objects.values_list("name", "latency_ms")
     return {(origin, target): ms for origin, by_target in rows for target, ms in by_target.items()}
+
+
+def near_zones(regions: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Return the other zones of each, the one with the nearest region first. *regions* have their zones."""
+    given, zones, nearest_ms = region_latencies_ms(), {"", *regions.values()}, dict[tuple[str, str], float]()
+    for one, to in product(regions, regions):
+        way = regions[one], regions[to]
+        nearest_ms[way] = min(nearest_ms.get(way, inf), latency_ms(given, one, to))
+    return {one: tuple(sorted(zones - {one}, key=lambda to: (nearest_ms.get((one, to), inf), to))) for one in zones}
 
 
 def recent_commands(instance: Instance, limit: int = 10) -> list[InstanceCommand]:

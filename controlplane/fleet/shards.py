@@ -1,4 +1,7 @@
-"""Shards of models: who owns each, handing one over, and which models are in one shard."""
+"""Shards of models: who owns each, handing one over, and which models are in one shard.
+
+Where regions have zones, a shard has an owner in each zone that serves its models: `shard 1 in eu` beside `shard 1`.
+"""
 
 from collections import defaultdict
 from itertools import count
@@ -12,19 +15,48 @@ from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Instance, Model, Owner
 
-SHARD = "shard "
-"""Begin of the role of the owner of a shard."""
+SHARD, IN = "shard ", " in "
+"""Of which the roles of the owners of shards are made."""
+
+
+def is_shard(role: str) -> bool:
+    return role.startswith(SHARD)
+
+
+def in_zone(shard: str, zone: str) -> str:
+    """Return the role of the owner of *shard* in *zone*."""
+    return f"{shard}{IN}{zone}" if shard and zone else shard
+
+
+def shard_of(role: str) -> str:
+    return role.partition(IN)[0]
+
+
+def zone_of(role: str) -> str:
+    return role.partition(IN)[2]
+
+
+def models_by_role() -> dict[str, list[str]]:
+    """Return the names of the active models of each role that is needed."""
+    models = defaultdict[str, list[str]](list)
+    rows = Model.objects.filter(active=True).values_list("name", "shard", "deployments__region__zone")
+    for name, shard, zone in rows.order_by("name").distinct():
+        role = f"{SHARD}{shard}"
+        models[role] += []  # there also where all regions have zones
+        models[in_zone(role, zone or "")].append(name)
+    return dict(models)
 
 
 def owners() -> list[Owner]:
-    """Return the rows of shards, each with the names of its `models`, in the order of their numbers."""
-    models = defaultdict(list)
-    for name, shard in Model.objects.filter(active=True).values_list("name", "shard"):
-        models[f"{SHARD}{shard}"].append(name)
-    rows = list(Owner.objects.judged().filter(role__startswith=SHARD))
+    """Return the rows of shards, each with the names of its `models`, in the order of their zones and numbers."""
+    models, rows = models_by_role(), list(Owner.objects.judged().filter(role__startswith=SHARD))
     for row in rows:
-        vars(row)["models"] = models[row.role]
-    return sorted(rows, key=lambda row: (len(row.role), row.role))
+        vars(row)["models"] = models.get(row.role, [])
+    return sorted(rows, key=lambda row: (zone_of(row.role), _number(row.role)))
+
+
+def _number(role: str) -> int:
+    return int(shard_of(role).removeprefix(SHARD))
 
 
 @transaction.atomic
@@ -46,7 +78,7 @@ def numbers() -> set[int]:
     """Return the numbers of the shards that there are."""
     models = Model.objects.order_by().values_list("shard", flat=True).distinct()
     roles = Owner.objects.filter(role__startswith=SHARD).values_list("role", flat=True)
-    return {1, *models, *(int(role.removeprefix(SHARD)) for role in roles)}
+    return {1, *models, *map(_number, roles)}
 
 
 def bound_to(model: Model) -> dict[Model, str]:

@@ -4,13 +4,16 @@ Whatever happens to owners, requests are open here until they have ended. While 
 gets all of them, in their order (`OpenRequests.opened`), and streams go on meanwhile. The rows say which processes own
 something (`controlplane.dispatch.lease`), and each of these which shards are its, and since which epoch: what another one
 says of a request is not heard.
+
+Where regions have zones, a request goes to the owner in that of its caller, or of this process. From there it is forwarded
+to another, at most once to each: by the owner (`Core.better_zone`), or from here if that zone has no owner for `GONE_S`.
 """
 
 import asyncio
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import zmq
@@ -20,18 +23,20 @@ from controlplane.dispatch import port
 from controlplane.dispatch.lease import Lease
 from controlplane.dispatch.port import FIRST
 from controlplane.dispatch.transport import SILENT_S, TICK_S, Outbox, Socket, machine, of_dispatcher
+from controlplane.fleet.shards import in_zone, shard_of, zone_of
 
 logger = logging.getLogger(__name__)
 HELLO_S: Final = 0.5
 """Period of asking an owner that has not answered."""
 MAX_KEPT: Final = 20_000
 """Records that are kept for the next owner."""
-OF_OPEN = (
-    port.Asked | port.Open | port.Advanced | port.Prefix | port.Finished | port.Left | port.Enter | port.LoadWanted
-)
+OF_OPEN = port.Asked | port.Open | port.Advanced | port.Finished | port.Left | port.Enter | port.LoadWanted
 """Records that say something of open requests, which are registered with the next owner anyway."""
 NOT_KEPT = OF_OPEN | port.RelayFigures
-TO_ALL = port.PrefixWarmed, port.RunReport
+BY_ROLE = port.PrefixWarmed, port.RunReport, port.Open
+"""Records that may not be for the first owner, whatever shards and zones there are."""
+GONE_S: Final = 5.0
+"""Time without an owner after which what waits in a zone is forwarded. Takeovers take less."""
 MOVES_WITHIN_S: Final = 10.0
 """Time for which requests wait for the next owner of a model that was dealt to another shard."""
 NOT_ENCODED: Final = "A name in the request has half a character (a lone surrogate), or a number is too large."
@@ -142,7 +147,8 @@ class Session:
 
 class Dispatchers:
     """*local* takes records of the shards that this process is *serving* (None: it never does); *opened* lists what is open,
-    *entered* what that holds of limits and budgets, and *receive* gets the owners' records. *number* is this relay's.
+    *entered* what that holds of limits and budgets, and *receive* gets the owners' records. *number* is this relay's,
+    which stands in *zone*; *near* lists the other zones, nearest first.
     """
 
     def __init__(
@@ -156,10 +162,12 @@ class Dispatchers:
         opened: Callable[[], Iterable[port.Open]],
         entered: Callable[[], Iterable[port.FromGateway]],
         clock: Callable[[], float],
+        zone: str = "",
+        near: Callable[[str], Sequence[str]] = lambda zone: (),
     ) -> None:
         self.lease, self.local, self.number = lease, local, number
         self.receive, self.opened, self.clock, self.serving = receive, opened, clock, serving
-        self.entered = entered
+        self.entered, self.zone, self.near = entered, zone, near
         self.machine = machine()
         self.sessions: dict[str, Session] = {}
         """By address."""
@@ -176,7 +184,13 @@ class Dispatchers:
         self._between: dict[str, float] = {}
         """Models that one owner has left and no other has taken up yet, with the time until which that is waited for."""
         self._shards: dict[str, str] = {}
-        """Role of each model, where that is not the first."""
+        """Shard of each model, where that is not the first."""
+        self.rooms: dict[str, dict[str, int]] = {}
+        """By role and model, as owners said last, less what was forwarded since."""
+        self._has_zones = False
+        self._lost_s: dict[str, float] = {}
+        """Since when roles have no owner here, where there are zones; `_gone` for long."""
+        self._gone: set[str] = set()
         self._roles: dict[int, str] = {}
         """Role of each open request, where that is not the first."""
         self._kept: deque[tuple[str, port.FromGateway]] = deque(maxlen=MAX_KEPT)
@@ -192,11 +206,6 @@ class Dispatchers:
         """Whether relays reach other processes: the owner of a shard, or the last one, which another one follows."""
         return any(self.lease.roles[role].address for role in self.lease.shards if role in self.lease.roles)
 
-    @property
-    def connected(self) -> bool:
-        """Whether every shard has an owner that takes records at this moment."""
-        return all(role in self.routes for role in self.lease.shards)
-
     def may_send(self) -> bool:
         """Whether an instance may be given a request that was placed there.
 
@@ -207,14 +216,14 @@ class Dispatchers:
     # To dispatchers
 
     def send(self, record: port.FromGateway) -> None:
-        if not (self._shards or self._roles) and not isinstance(record, TO_ALL):
+        if not (self._shards or self._roles or self._has_zones) and not isinstance(record, BY_ROLE):
             self._send(FIRST, record)
             return
         match record:
             case port.Asked():
-                role = self._shards.get(record.model, FIRST)
-                if role != FIRST:
-                    self._roles[record.number] = role
+                role = self._assign(record)
+            case port.Open():
+                role = self._assign(record.asked)
             case port.Advanced():
                 self._advance(record)
                 return
@@ -222,10 +231,8 @@ class Dispatchers:
                 role = self._roles.get(record.number, FIRST)
                 if self._roles and not (isinstance(record, port.Left) and record.again):
                     self._roles.pop(record.number, None)
-            case port.Prefix():
-                role = self._roles.get(record.number, FIRST)
             case port.Backlog():
-                role = self._shards.get(record.model, FIRST)
+                role = self._role(record.model, self.zones_for(record.model))
             case port.PrefixWarmed() | port.RunReport():
                 for _, send in {id(owner): (owner, send) for owner, send in self.routes.values()}.values():
                     send(record)
@@ -241,9 +248,6 @@ class Dispatchers:
             self._kept.append((role, record))
 
     def _advance(self, record: port.Advanced) -> None:
-        if not self._roles:
-            self._send(FIRST, record)
-            return
         of: defaultdict[str, tuple[list[Any], list[Any]]] = defaultdict(lambda: ([], []))
         for at, each in enumerate((record.tokens, record.headers)):
             for moved in each:
@@ -257,6 +261,9 @@ class Dispatchers:
         """Take *record* of *owner*, unless it is of a request that another one has by now."""
         if isinstance(record, port.ServedModels):
             self._serve(owner, record)
+            return
+        if isinstance(record, port.Room):
+            self.rooms |= {role: of for role, of in record.roles.items() if self.routes.get(role, (None,))[0] is owner}
             return
         if not isinstance(record, port.Warm | port.WarmPrefix):
             role = FIRST if isinstance(record, port.OfAllowances) else self._roles.get(record.number, FIRST)
@@ -275,10 +282,12 @@ class Dispatchers:
         self._list()
 
     def _list(self) -> None:
-        models, targets = dict[str, port.ServedModel](), dict[str, port.WeightedTargets]()
+        listed, targets = list[port.ServedModel](), dict[str, port.WeightedTargets]()
         for owner, served in self._served.items():
-            models |= {each.name: each for each in served.models if self._may_list(owner, each.shard)}
+            listed += [each for each in served.models if self._may_list(owner, each.shard)]
             targets |= {each.name: each for each in served.targets}
+        listed.sort(key=lambda each: each.has_endpoint)  # one zone may serve what another does not
+        models = {each.name: each for each in listed}
         until_s = self.clock() + MOVES_WITHIN_S
         if len(self.lease.shards) > 1:  # what one owner leaves, another may take up in a moment
             for name in self._models.keys() - models.keys():
@@ -300,7 +309,7 @@ class Dispatchers:
                 continue
             self._send(role, port.Left(each.number))
             if model in models:
-                self._open(each)
+                self._send(self._assign(each.asked), each)
             elif role == NONE:
                 self._roles.pop(each.number, None)  # the first owner refuses it where its instance gives it back
                 message = f"No instance of {model!r} is serving or being started."
@@ -308,15 +317,56 @@ class Dispatchers:
 
     def _may_list(self, owner: object, shard: str) -> bool:
         """Whether *owner* says what is of *shard*: while this process stands by it knows all models, maybe before others."""
-        return owner is not self.local or self.routes.get(shard, (owner,))[0] is owner
+        owners = [other for role, (other, _) in self.routes.items() if shard_of(role) == shard]
+        return owner is not self.local or not owners or owner in owners
 
-    def _open(self, opened: port.Open) -> None:
-        """Register an open request with the owner of its shard."""
-        role = self._shards.get(opened.asked.model, FIRST)
-        self._roles.pop(opened.number, None)
+    def _role(self, model: str, zones: tuple[str, ...]) -> str:
+        return in_zone(self._shards.get(model, FIRST), zones[-1] if zones else "")
+
+    def _assign(self, asked: port.Asked) -> str:
+        """Return the role of the owner of *asked* from now on."""
+        role = self._role(asked.model, asked.zones)
+        self._roles.pop(asked.number, None)
         if role != FIRST:
-            self._roles[opened.number] = role
-        self._send(role, opened)
+            self._roles[asked.number] = role
+        return role
+
+    # Zones
+
+    def zones_for(self, model: str, zone: str | None = None) -> tuple[str, ...]:
+        """Return, as `Asked` has it, the zone of a new request, whose caller is in *zone*, or names no region."""
+        if not self._has_zones:
+            return ()
+        zone = self.zone if zone is None else zone
+        role = self._role(model, (zone,))
+        if role in self.lease.roles and role not in self._gone:
+            return (zone,)
+        return (self.elsewhere(model, (zone,), with_room=False) or "",)
+
+    def elsewhere(self, model: str, zones: tuple[str, ...], with_room: bool) -> str | None:
+        """Return the nearest zone that serves *model* where a request that came to *zones* was not, best one with room."""
+        zones = zones or ("",)
+        full = None
+        for zone in self.near(zones[-1]):
+            role = self._role(model, (zone,))
+            room = self.rooms.get(role, {}).get(model) if role in self.routes and zone not in zones else None
+            if room:
+                self.rooms[role][model] -= 1
+                return zone
+            if room is not None and full is None:
+                full = zone
+        return None if with_room else full
+
+    def _leave_zones(self) -> None:
+        """Forward what waits in a zone whose owner has gone."""
+        now_s, lost = self.clock(), {*self.lease.shards, *self._roles.values()} - self.routes.keys() - {NONE}
+        self._lost_s = {role: self._lost_s.get(role, now_s) for role in lost}
+        self._gone = {role for role, since_s in self._lost_s.items() if now_s - since_s > GONE_S}
+        for each in self.opened() if self._gone else ():
+            if each.placed is None and self._roles.get(each.number, FIRST) in self._gone:
+                zone = self.elsewhere(each.asked.model, each.asked.zones, with_room=False)
+                if zone is not None:
+                    self.receive(port.Forward(each.number, zone))
 
     def owned(self, owner: object, send: port.Send, owns: dict[str, int], relays: tuple[int, ...] = ()) -> None:
         """Take in that *owner* owns these roles, by epoch, with *relays*: register what is open of those that it gained."""
@@ -334,8 +384,9 @@ class Dispatchers:
         if not gained:
             return
         for opened in self.opened():
-            if self._roles.get(opened.number, self._shards.get(opened.asked.model, FIRST)) in gained:
-                self._open(opened)
+            asked = opened.asked
+            if self._roles.get(asked.number, self._role(asked.model, asked.zones)) in gained:
+                self._send(self._assign(asked), opened)
         for record in self.entered() if FIRST in gained else ():
             self._send(FIRST, record)
         for role in gained:
@@ -373,6 +424,9 @@ class Dispatchers:
             self.sessions[address] = Session(self, address)
         for session in self.sessions.values():
             session.tick()
+        self._has_zones = any(map(zone_of, self.lease.shards))
+        if self._has_zones:
+            self._leave_zones()
         if self._between and self.clock() >= min(self._between.values()):
             self._list()
 

@@ -122,6 +122,10 @@ class LedgerRow(models.Model):
         default=False,
         help_text="An execution of a batch line whose answer was not kept: its tenant does not pay for it.",
     )
+    prefix_groups = models.TextField(
+        null=True,
+        help_text="Keyed hashes of the starts of its prompt, by which simulations know what prompts share; null: not known.",
+    )
     trace = models.JSONField(default=list, blank=True, help_text="Placements tried, with policy, scores and reason.")
 
     class Meta:

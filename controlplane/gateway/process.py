@@ -30,6 +30,7 @@ from controlplane.dispatch.port import (
     FromGateway,
     OfAllowances,
     Placed,
+    Room,
     ServedModels,
     Warm,
     WarmPrefix,
@@ -125,6 +126,7 @@ class Gateway:
             jobs.add("renew-lease", RENEW_S, "database"),
             wants=WANTS[self.part],
             address=advertised(settings.DISPATCHER_BIND),
+            zone=settings.ZONE,
         )
         self.lease.changed = self._owners_changed
         self.requests = OpenRequests(loop_clock, self._send, self.number)
@@ -156,6 +158,8 @@ class Gateway:
             opened=self.requests.opened,
             entered=self.entries.opened,
             clock=loop_clock,
+            zone=settings.ZONE,
+            near=lambda zone: self.keys.words.near.get(zone, ()),
         )
         self.upstream.owns = self.dispatchers.may_send
         self.lengths = LengthService(LengthPrior(), jobs)
@@ -166,6 +170,7 @@ class Gateway:
         else:
             self.values_job, self.dispatching.tune = self.dispatching.inventory_job, self.lengths.tune
             self.dispatching.announced = self.dispatchers.follow
+            self.dispatching.dispatcher.elsewhere = self.dispatchers.elsewhere
         self.parts = Parts(self)
         self.monitor = monitor.Monitor(jobs, self.parts)
         self.publisher = self._publisher(self.dispatching) if self.dispatching else None
@@ -177,6 +182,7 @@ class Gateway:
             tokens=self.upstream.tokens,
             prefixes=self.upstream.prefixes,
             next_number=self.requests.next_number,
+            zones=self.dispatchers.zones_for,
             clock=loop_clock,
         )
         self.http = Application(
@@ -222,7 +228,7 @@ class Gateway:
         self.dispatchers.send(record)
 
     def _of_local(self, record: FromDispatcher) -> None:
-        if isinstance(record, ServedModels):
+        if isinstance(record, ServedModels | Room):
             self.dispatchers.received(self.dispatchers.local, record)
         else:
             self._handle(record)
@@ -237,7 +243,7 @@ class Gateway:
         else:
             if isinstance(record, Warm) or (isinstance(record, Placed) and record.adapter):
                 self.upstream.adapters.note(record)
-            if not isinstance(record, Warm):
+            if not isinstance(record, Warm | Room):  # that is for `Dispatchers`
                 self.requests.on_event(record)
 
     def _owners_changed(self) -> None:
@@ -422,7 +428,9 @@ class Parts:
         celery = self._celery(redis)
         seen = [self._web(), redis, self._database(), celery, self._beat(celery), self._lengths()]
         if (dispatching := self.gateway.dispatching) is not None:
-            seen += [self._instances(dispatching.topology), self._kernels()]
+            lease = self.gateway.lease
+            of = "" if len(lease.owned) == len(lease.shards) else " of those that this process decides about"
+            seen += [self._instances(dispatching.topology, of), self._kernels()]
         return merged(seen, supervised(Path(settings.STATE_DIR)))
 
     def _web(self) -> Part:
@@ -487,7 +495,7 @@ class Parts:
         return self.gateway.redis_job.last_error_at or 0.0
 
     @staticmethod
-    def _instances(topology: Topology) -> Part:
+    def _instances(topology: Topology, of: str) -> Part:
         fleet, ready, total, below = topology.fleet, 0, 0, []
         for endpoint in topology.own_endpoints:
             slots = [replica.slot for replica in topology.members(endpoint)]
@@ -495,7 +503,7 @@ class Parts:
             ready, total = ready + here, total + len(slots)
             if topology.serves(endpoint) and here < endpoint.spec.min_instances:
                 below.append(f"{endpoint.model} in {endpoint.region} ({here} of {endpoint.spec.min_instances})")
-        text = f"{ready} of {total} ready"
+        text = f"{ready} of {total} ready{of}"
         if below:
             return Part("instances", PartState.WARNING, f"{text}; below the minimum: {', '.join(below[:4])}")
         return Part("instances", PartState.OK, text)

@@ -22,6 +22,7 @@ from controlplane.gateway.upstream.connections import Connection
 from controlplane.gateway.upstream.continuation import Kept
 from controlplane.lengths.length_service import Prediction
 from scheduling.routing.models import ModelRule
+from scheduling.simulation.workload import prefix_groups
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -84,7 +85,6 @@ class Progress(Struct, eq=False, kw_only=True):
     terms: SloTerms
     call: Call
     length: Prediction | None = None
-    session: str = ""  # "" for none
     trace_context: tuple[tuple[str, str], ...] = ()  # headers for the instance
     span: Span | None = None  # None: it is not traced
     budget_warnings: tuple[str, ...] = ()  # budgets above their soft limit
@@ -202,6 +202,10 @@ class Progress(Struct, eq=False, kw_only=True):
         return orjson.dumps(ran).decode()
 
     @property
+    def prefix_groups(self) -> str:
+        return prefix_groups.as_text(self.asked.prefix_hashes, self.asked.block_tokens)
+
+    @property
     def trace(self) -> str:
         """Its decisions as JSON that every database takes: PostgreSQL's has no NUL."""
         try:
@@ -235,6 +239,15 @@ class Progress(Struct, eq=False, kw_only=True):
         waited_ms = round((record.placed_s - self.asked.arrived_s) * 1000, 3)
         where = {"instance": record.instance, "region": record.region, "ordering": record.ordering}
         self.steps.append(where | {"waited_ms": waited_ms} | to_builtins(record.why))
+
+    def forward(self, record: port.Forward, now_s: float) -> None:
+        """Be asked in another zone from now on."""
+        asked, zones = self.asked, self.asked.zones or ("",)
+        after_ms = round((now_s - asked.arrived_s) * 1000, 3)
+        way = " to ".join(f"zone {zone}" if zone else "no zone" for zone in (zones[-1], record.zone))
+        self.steps.append({"forwarded": way, "after_ms": after_ms})
+        own_region = self.caller_region = self.caller_region or record.own_region
+        self.asked = structs.replace(asked, zones=(*zones, record.zone), own_region=own_region)
 
     def fall_back(self, record: port.FellBack) -> None:
         """Become a request of the fallback of its model: predicted, counted and billed as that."""

@@ -200,6 +200,7 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
             "max_loras": row.max_loras,
             "max_cpu_loras": row.max_cpu_loras,
             "block_size_tokens": BLOCK_TOKENS,
+            "prefix_caching": True,  # vLLM's default
             "queue": row.scheduling_policy,
             # A released instance is stopped, and restarts like any other, unless it is donated.
             "start_s": fleet.starts.of(model, gpu).seconds,

@@ -77,12 +77,13 @@ REGIONS = Resource(
     columns=(
         Column("name", "Name", draw="id"),
         Column("title", "Region"),
+        Column("zone", "Zone"),
         Column("active"),
         Column("cordoned", "Cordoned by", draw=CORDONED, kind="wrap"),
         Column("dark_since", "Dark since (UTC)", label="Dark since", draw="moment"),
         Column("latency_ms", type=dict[str, float]),
     ),
-    page=("title", "name", "cordoned", "dark_since"),
+    page=("title", "name", "zone", "cordoned", "dark_since"),
 )
 PRICES = Resource(
     name="prices",

@@ -132,6 +132,7 @@ SHARDS = Resource(
         Column("role", "Shard"),
         Column("name", "Owner", draw="id"),
         Column("state", "State", draw=STATE, rest=False),
+        Column("zone", "Zone of owner", about="Where its owner stands, which may decide for another zone."),
         Column("epoch", "Epoch", kind="num"),
         Column("address", "Address", kind="id wrap"),
         Column("owned", type=bool, about="Whether its owner holds it now."),
@@ -146,6 +147,6 @@ SHARDS = Resource(
         Column("moves"),
         Column("models", "Models", type=list[str], draw="console/system/models_cell.html", kind="wide"),
     ),
-    page=("role", "models", "name", "state", "stands_by", "epoch", "address"),
+    page=("role", "models", "name", "zone", "state", "stands_by", "epoch", "address"),
     actions="console/system/shard_actions.html",
 )

@@ -1,7 +1,7 @@
 """Reads of the request ledger: as a workload, a trace, and measurements of our instances."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -16,7 +16,8 @@ from controlplane.gateway.selectors import OWN_REGION
 from controlplane.rows import narrowed
 from scheduling.fleet.profile_fitting import DecodePoints, Measurements, PrefillPoints, Setting
 from scheduling.routing.models import ModelRule
-from scheduling.simulation.workload.columns import NO_REQUESTS, Coded, Workload
+from scheduling.simulation.workload.columns import NO_REQUESTS, Coded, Workload, calls_of
+from scheduling.simulation.workload.prefix_groups import BLOCK_TOKENS, prefixes_of
 
 LEDGER_COLUMNS = (
     "Request",
@@ -29,10 +30,18 @@ LEDGER_COLUMNS = (
     "Prompt (tokens)",
     "Output (tokens)",
     "Predicted output (tokens)",
+    "Application",
+    "Run",
+    "Step",
+    "Unit",
+    "Run due (s)",
+    "E2E (ms)",
+    "Prefix groups",
 )
 WORKLOAD_COLUMNS = (
     "arrived_at", "model", "own", "slo_class", "tenant__name", "prompt_tokens", "output_tokens",
-    "predicted_prompt_tokens", "predicted_output_tokens", "unserved", "asked_model", "model_rule",
+    "predicted_prompt_tokens", "predicted_output_tokens", "unserved", "asked_model", "model_rule", "application", "run",
+    "unit", "run_due_s", "e2e_ms", "outcome", "prefix_groups",
 )  # fmt: skip
 IDLE_ROWS_ENOUGH = 30
 """From this number of requests that met an idle instance, only these measure prefill time."""
@@ -50,16 +59,22 @@ def own_rows(rows: QuerySet[LedgerRow]) -> Any:
     return rows.annotate(own=OWN_REGION).values_list(*WORKLOAD_COLUMNS)
 
 
-def workload_of(rows: Iterable[tuple[Any, ...]], at: datetime) -> Workload:
+def workload_of(
+    rows: Iterable[Sequence[Any]], at: datetime, shared: Mapping[str, Mapping[str, str]] | None = None
+) -> Workload:
     """Return the workload of *rows* (WORKLOAD_COLUMNS, in order of arrival), with *at* as time 0.
 
-    Unserved requests have their predicted length. Where a fallback served one, it is one of the model that it asked for.
+    Unserved requests have their predicted length. Where a fallback served one, it is one of the model that it asked for
+    (*shared* as in `as_asked`). Without the prefix groups of all of them, they share no prefixes.
     """
     columns = list(zip(*rows, strict=True))
     if not columns:
         return NO_REQUESTS
-    moments, served, region, slo_class, tenant, *tokens, unserved, asked, rules = columns
-    shared = fallbacks_of_targets()
+    moments, served, region, slo_class, tenant, *tokens, unserved, asked, rules = columns[:12]
+    *of_runs, groups = columns[12:]
+    shared = fallbacks_of_targets() if shared is None else shared
+    known = None not in groups and any(groups)
+    first, hashes = prefixes_of(groups) if known else (None, None)
     model, public = zip(*(as_asked(*one, shared) for one in zip(served, asked, rules, strict=True)), strict=True)
     prompts, outputs, predicted_prompts, predicted = (np.array(each, np.int32) for each in tokens)
     lost = np.array(unserved, bool)
@@ -74,6 +89,10 @@ def workload_of(rows: Iterable[tuple[Any, ...]], at: datetime) -> Workload:
         tenant=Coded.of(tenant),
         predicted_tokens=np.maximum(predicted, 1),
         asked=Coded.of(public),
+        prefix_first=first,
+        prefix_hashes=hashes,
+        prefix_block_tokens=BLOCK_TOKENS if known else 0,
+        calls=calls_of(tenant, *of_runs),
     )
 
 
@@ -107,7 +126,10 @@ def ledger_trace(rows: QuerySet[LedgerRow]) -> Iterator[tuple[Any, ...]]:
     Each has the caller's region. Unserved requests have their predicted length. Those without output have a single token of
     it, which comes when their prompts are computed.
     """
+    steps = Counter[tuple[int, str, str]]()
     for row in rows.select_related("tenant").defer("trace").iterator(chunk_size=5000):
+        in_run = bool(row.application and row.run)
+        steps[row.tenant_id, row.application, row.run] += in_run
         least = int(bool(row.surface) and not Kind(row.surface).generates)
         yield (
             row.request_id,
@@ -120,6 +142,13 @@ def ledger_trace(rows: QuerySet[LedgerRow]) -> Iterator[tuple[Any, ...]]:
             row.predicted_prompt_tokens if row.unserved else row.prompt_tokens,
             max(least, row.predicted_output_tokens if row.unserved else row.output_tokens),
             max(least, row.predicted_output_tokens),
+            row.application,
+            row.run,
+            steps[row.tenant_id, row.application, row.run] if in_run else "",
+            row.unit,
+            row.run_due_s,
+            row.e2e_ms,
+            row.prefix_groups,
         )
 
 

@@ -81,6 +81,7 @@ class Plan:
     port: int = 8000
     relays: int = 0
     dispatchers: int = 2
+    zones: tuple[str, ...] = ()
     drain_s: float = 300.0
     emulator_port: int = 8100
     redis_url: str = ""
@@ -340,10 +341,12 @@ class Stack:
 
     def _serving(self, name: str) -> Part:
         """Return a process of the gateway: a relay listens on the public port and on loopback, a dispatcher on loopback."""
-        part, public = name.partition("-")[0], self.sockets[""].fileno()
+        (part, _, number), public = name.partition("-"), self.sockets[""].fileno()
         environment, sockets = {"PILOTHOUSE_PART": "whole" if part == "web" else part}, [public]
         url, path = self.plan.url, "/healthz"
         shows = f"console and API on {url}"
+        if zones := part != "web" and self.plan.zones:
+            environment["PILOTHOUSE_ZONE"] = zones[(int(number) - 1) % len(zones)]
         if part != "web":
             own = self.sockets[name]
             sockets = [own.fileno()]

@@ -7,7 +7,7 @@ are read from them and never stored, so a graph in JSON is its units and its rec
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -54,6 +54,10 @@ class Step(Struct, frozen=True, omit_defaults=True):
     """0 if the backend is an LLM: the instance's profile gives its time."""
     parallelism: int = 1
     """Requests at once."""
+    longest: float = 0.0
+    """Output tokens, or seconds, of the one that took longest, with which the step ended; 0: the mean."""
+    predicted_tokens: float = 0.0
+    """Output tokens that were predicted as its requests came, their mean; 0: not known."""
 
 
 class RunRecord(Struct, frozen=True):
@@ -65,7 +69,7 @@ class RunRecord(Struct, frozen=True):
         if not 0 < len(self.steps) <= MOST_STEPS:
             raise ValueError(f"a record has 1 to {MOST_STEPS} steps, not {len(self.steps)}")
         for at, step in enumerate(self.steps):
-            numbers = (step.input_tokens, step.output_tokens, step.duration_s)
+            numbers = (step.input_tokens, step.output_tokens, step.duration_s, step.longest, step.predicted_tokens)
             if not -1 <= step.parent < at:
                 raise ValueError(f"steps[{at}].parent must be from -1 to {at - 1}, not {step.parent}")
             if not all(0 <= number < np.inf for number in numbers) or step.parallelism < 1:
@@ -87,6 +91,10 @@ class ServiceRate(Struct, frozen=True):
     input_s: float = 0.0
     output_s: float = 1.0
 
+    def service_s(self, input_tokens: float, output: float) -> float:
+        """Return the seconds of one request."""
+        return self.base_s + self.input_s * input_tokens + self.output_s * output
+
     @classmethod
     def of(cls, profile: Profile) -> "ServiceRate":
         """Return the rate of requests on an instance of *profile*: prefill by prompt token, decoding by output token.
@@ -101,7 +109,7 @@ class UnitOutlook(NamedTuple):
     """Recorded steps of a unit, one row each, and what followed them."""
 
     output: NDArray[np.float64]
-    """(S,): output tokens, the mean over the step's requests; seconds of a unit that is no LLM."""
+    """(S,): output tokens of the step's longest request; seconds of a unit that is no LLM."""
     next_units: tuple[str, ...]
     """Units that followed, the most frequent first: at once, or after units between that are no LLM."""
     gap_s: NDArray[np.float64]
@@ -156,10 +164,10 @@ class DemandGraph(Struct):
         return sum(step_service_s(step, self.units[step.unit], rates[step.unit]) for step in record.steps)
 
     def path_s(self, record: RunRecord, rates: Mapping[str, ServiceRate]) -> float:
-        """Return the seconds that a run takes along its longest chain of steps, in which parallel requests count once."""
+        """Return the seconds of its longest chain of steps, on which a step ends with its longest request."""
         ends_s: list[float] = []
         for step in record.steps:
-            takes_s = step_service_s(step, self.units[step.unit], rates[step.unit]) / step.parallelism
+            takes_s = rates[step.unit].service_s(step.input_tokens, longest(step, self.units[step.unit]))
             ends_s.append((ends_s[step.parent] if step.parent >= 0 else 0.0) + takes_s)
         return max(ends_s)
 
@@ -170,7 +178,7 @@ class DemandGraph(Struct):
             gaps: list[dict[str, float]] = [{} for _ in record.steps]
             for at in range(len(record.steps) - 1, -1, -1):  # a step comes after the one that led to it
                 step, after_s = record.steps[at], gaps[at]
-                _, output, _ = demand(step, self.units[step.unit])
+                output = longest(step, self.units[step.unit])
                 steps_of.setdefault(step.unit, []).append((output, after_s, step.parallelism))
                 if step.parent < 0:
                     continue
@@ -210,17 +218,31 @@ def demand(step: Step, backend: Backend) -> tuple[float, float, float]:
     return step.input_tokens, step.output_tokens if backend.kind == "llm" else step.duration_s, float(step.parallelism)
 
 
+def longest(step: Step, backend: Backend) -> float:
+    """Return the output of the request of *step* with which it ended, at least their mean."""
+    return max(step.longest, demand(step, backend)[1])
+
+
 def step_service_s(step: Step, backend: Backend, rate: ServiceRate) -> float:
     """Return the service of a step in seconds, summed over its parallel requests."""
     taken, given, parallelism = demand(step, backend)
-    return parallelism * (rate.base_s + rate.input_s * taken + rate.output_s * given)
+    return parallelism * rate.service_s(taken, given)
 
 
-def executions(records: Iterable[RunRecord]) -> Iterator[tuple[Step, Step | None, tuple[str, ...], int]]:
-    """Yield each step of *records* with its parent, the units it led to, and how often its unit ran before in the run."""
-    for record in records:
+def executions(graph: DemandGraph) -> Iterator[tuple[Step, Step | None, tuple[str, ...], int]]:
+    """Yield each step of the records of *graph* with its nearest ancestor that is an LLM's, the units it led to, and how
+    often its unit ran before in the run.
+    """
+    for record in graph.records:
         visits: Counter[str] = Counter()
         for step, led_to in zip(record.steps, record.children(), strict=True):
-            parent = record.steps[step.parent] if step.parent >= 0 else None
-            yield step, parent, tuple(record.steps[at].unit for at in led_to), visits[step.unit]
+            above = step.parent
+            while above >= 0 and graph.units[record.steps[above].unit].kind != "llm":
+                above = record.steps[above].parent
+            yield (
+                step,
+                record.steps[above] if above >= 0 else None,
+                tuple(record.steps[at].unit for at in led_to),
+                visits[step.unit],
+            )
             visits[step.unit] += 1

@@ -171,7 +171,7 @@ def _unfinished(
         if not there.any():  # it is longer than any that was recorded
             there[:] = True
         yield latest, unit, np.maximum(0.0, begins_s + rate.output_s * (outlook.output - made)), there
-    unit, _ = run.last
+    unit = run.last
     if not slowest and run.latest is not None and unit in graph.outlooks:
         passed_s = np.nextafter(now_s - run.last_s, math.inf)  # what follows at once has not come
         yield run.latest, unit, np.full(graph.outlooks[unit].output.size, -passed_s), None

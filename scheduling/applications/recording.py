@@ -31,6 +31,8 @@ class Call(NamedTuple):
     output_tokens: float = 0.0
     duration_s: float = 0.0
     """0 unless its unit is no LLM."""
+    predicted_tokens: float = 0.0
+    """Output tokens that were predicted when it came; 0: not known."""
 
 
 class _Group(NamedTuple):
@@ -71,4 +73,6 @@ def _step(group: _Group) -> Step:
         output_tokens=sum(call.output_tokens for call in group.calls) / count,
         duration_s=sum(call.duration_s for call in group.calls) / count,
         parallelism=count,
+        longest=max(max(call.output_tokens, call.duration_s) for call in group.calls) if count > 1 else 0.0,
+        predicted_tokens=sum(call.predicted_tokens for call in group.calls) / count,
     )

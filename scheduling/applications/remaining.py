@@ -6,18 +6,21 @@ same of ten buckets; the five correlations that count are the paper's: input by 
 output by the output of the unit before and by the own input, parallelism by that of the unit before. With fewer than
 `FEWEST_MATCHES` matching records the stronger correlation alone is used, then the other one, then neither.
 
-Three things are ours: a unit's n-th execution in a run leads to what n-th executions led to, or the nearest if these are
-few, so a loop that always runs three times ends after three; a step whose requests just come has as many as recorded steps
+A unit depends on its nearest ancestor that is an LLM's: what a tool between two of them takes says nothing of the second.
+Four things are ours: a step of n requests ends with its longest, drawn from what recorded ones had above the mean of as
+many; a unit's n-th execution in a run leads to what n-th executions led to, or the nearest if these are few, so a loop
+that always runs three times ends after three; a step whose requests just come has as many as recorded steps
 of at least so many had; and a walk ends after `MOST_PASSES` executions of a unit.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.applications.demand_graph import DemandGraph, ServiceRate, demand, executions
+from scheduling.applications.demand_graph import DemandGraph, ServiceRate, demand, executions, longest
 from scheduling.compiled import compiled, compiled_inline, compiled_internal
 from scheduling.struct_of_arrays import struct_of_arrays
 
@@ -56,6 +59,11 @@ class GraphArrays(NamedTuple):
     """(U + 1, U): edge from a unit, the last row from none; the edge of any unit before where there is no record of it."""
     value: Floats
     """(E, 3): input, output, parallelism."""
+    longest: Floats
+    """(E,): logarithm of the longest request's output over the mean, by the root of the logarithm of the number of requests,
+    as extremes grow; the mean of its unit where the execution had one request."""
+    is_llm: NDArray[np.uint8]
+    """(U,)"""
     low: Floats
     """(U, 3): least demand recorded."""
     width: Floats
@@ -101,7 +109,7 @@ class Remaining(NamedTuple):
     service_s: Floats
     """Summed over parallel requests."""
     path_s: Floats
-    """Along its longest chain of steps, in which parallel requests count once; they run as if alone."""
+    """Along its longest chain of steps, of which each ends with its longest request; requests run as if alone."""
 
 
 def _coefficient(a: Floats, b: Floats) -> float:
@@ -114,7 +122,7 @@ def _rows(graph: DemandGraph) -> tuple[Ints, Ints, Ints, Floats, Floats, list[tu
     """Return (units, units before, visits, demands, demands before, children) of every execution recorded."""
     index = {name: number for number, name in enumerate(graph.units)}
     unit, before, visits, own, earlier, children = [], [], [], [], [], []
-    for step, parent, led_to, visit in executions(graph.records):
+    for step, parent, led_to, visit in executions(graph):
         unit.append(index[step.unit])
         before.append(index[parent.unit] if parent else len(index))
         visits.append(visit)
@@ -204,9 +212,19 @@ def build(graph: DemandGraph, rates: Mapping[str, ServiceRate], *, refined: bool
     keys = unit[by_visit] * (MOST_VISITS + 1) + seen[by_visit]
     ends = np.arange(units)[:, None] * (MOST_VISITS + 1) + np.arange(MOST_VISITS + 2)
     sizes = [len(led_to) for led_to in children]
+    steps = [step for record in graph.records for step in record.steps]
+    most = np.array([longest(step, graph.units[step.unit]) for step in steps])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        above = np.log(most / own[:, OUTPUT]) / np.sqrt(np.log(own[:, PARALLELISM]))
+    for number in np.unique(unit).tolist():
+        mine = unit == number
+        known = mine & np.isfinite(above)
+        above[mine & ~known] = above[known].mean() if known.any() else 0.0
     return GraphArrays(
         edge=edge,
         value=own,
+        longest=above,
+        is_llm=np.array([backend.kind == "llm" for backend in graph.units.values()], np.uint8),
         low=low,
         width=width,
         correlates=correlates,
@@ -267,10 +285,12 @@ def matching(graph: GraphArrays, edge: int, variable: int, i: int, j: int) -> tu
 
 
 @compiled_internal
-def draw_demand(
+def draw_match(
     graph: GraphArrays, unit: int, before: int, variable: int, taken: float, earlier: Floats, random: NDArray[np.uint64]
-) -> float:
-    """A demand of *unit* given those of the unit *before* it and, for the output, the own input *taken*."""
+) -> int:
+    """An execution of *unit* for one of its demands, given those of the LLM unit *before* it and, for the output, the own
+    input *taken*; -1 for a unit that no record has.
+    """
     i = j = 0
     units = graph.low.shape[0]
     if before < units:
@@ -281,8 +301,17 @@ def draw_demand(
         j = bucket_of(graph, unit, INPUT, taken)
     begin, end = matching(graph, graph.edge[before, unit], variable, i, j)
     if begin == end:
-        return 0.0  # a unit that no record has
-    return float(graph.value[graph.matches[begin + int(next_random(random) * (end - begin))], variable])
+        return -1
+    return int(graph.matches[begin + int(next_random(random) * (end - begin))])
+
+
+@compiled_internal
+def draw_demand(
+    graph: GraphArrays, unit: int, before: int, variable: int, taken: float, earlier: Floats, random: NDArray[np.uint64]
+) -> float:
+    """A demand of *unit*, as `draw_match`; 0 for a unit that no record has."""
+    at = draw_match(graph, unit, before, variable, taken, earlier, random)
+    return float(graph.value[at, variable]) if at >= 0 else 0.0
 
 
 @compiled
@@ -302,7 +331,7 @@ def sample_remaining(
     path_s: Floats,
 ) -> None:
     """Write samples (n,) of what a run takes from a `Position` to its end, in seconds: its service, the steps there whole,
-    and its longest path, on which parallel requests count once and the steps there that have ended not at all.
+    and its longest path, on which a step ends with its longest request and the steps there that have ended count not at all.
 
     *passes* (U,), *units* (2, MOST_PENDING), *demands* (2, MOST_PENDING, 3) and *begins_s* (MOST_PENDING,) are room to work.
     """
@@ -322,11 +351,15 @@ def sample_remaining(
             waiting -= 1
             now, last = pending_unit[waiting], pending_before[waiting]
             taken, given, parallel = pending[waiting, 0], pending[waiting, 1], pending[waiting, 2]
-            has_ended = given >= 0.0
+            has_ended, above = given >= 0.0, 0.0
             if taken < 0.0:
                 taken = draw_demand(graph, now, last, INPUT, 0.0, earlier[waiting], random)
             if given < 0.0:
-                given = draw_demand(graph, now, last, OUTPUT, taken, earlier[waiting], random)
+                at = draw_match(graph, now, last, OUTPUT, taken, earlier[waiting], random)
+                if at >= 0:
+                    given, above = graph.value[at, OUTPUT], graph.longest[at]
+                else:
+                    given = 0.0
             if parallel < 0.0:
                 least, parallel, tries = -parallel, 0.0, 0
                 while parallel < least and tries < MOST_TRIES:
@@ -335,7 +368,10 @@ def sample_remaining(
                 parallel = max(parallel, least)
             takes_s = graph.rate[now, 0] + graph.rate[now, 1] * taken + graph.rate[now, 2] * given
             service_s[sample] += parallel * takes_s
-            ends_s = begins_s[waiting] if has_ended else begins_s[waiting] + takes_s
+            ends_s = begins_s[waiting]
+            if not has_ended:
+                most = given * math.exp(above * math.sqrt(math.log(parallel))) if parallel > 1.0 else given
+                ends_s += takes_s + graph.rate[now, 2] * (most - given)
             path_s[sample] = max(path_s[sample], ends_s)
             visit = min(passes[now], MOST_VISITS)
             begin, end = graph.outcome_range[now, visit, 0], graph.outcome_range[now, visit, 1]
@@ -343,6 +379,8 @@ def sample_remaining(
             if begin == end or passes[now] > MOST_PASSES:
                 continue
             chosen = graph.outcome[begin + int(next_random(random) * (end - begin))]
+            if not graph.is_llm[now]:
+                now, taken, given, parallel = last, earlier[waiting, 0], earlier[waiting, 1], earlier[waiting, 2]
             for at in range(graph.child_first[chosen], graph.child_first[chosen + 1]):
                 if waiting < MOST_PENDING:
                     pending_unit[waiting], pending_before[waiting] = graph.child[at], now

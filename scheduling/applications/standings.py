@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from scheduling.applications.demand_graph import Backend, DemandGraph, ServiceRate, UnitOutlook
 from scheduling.applications.gittins import BUCKETS, MEAN, buckets, gittins_ranks
+from scheduling.applications.predictor import Demand, DemandPredictor, Floats, Opening, Shown
 from scheduling.applications.recording import IDLE_S, SESSION_IDLE_S, SESSION_UNITS, TOGETHER_S
 from scheduling.applications.remaining import (
     DEMAND_BUCKETS,
@@ -50,15 +51,13 @@ none by its rank (`ordering.LONGEST_STRETCHED_S`)."""
 LATE_S: Final = 1e8
 """Added to when a late run is due, where late runs are last: behind all that can still be in time."""
 
-Demand = tuple[float, float, float]
-NOTHING: Final[Demand] = (0.0, 0.0, 0.0)
-
 
 class KnownGraph(NamedTuple):
     """What is known of an application: its demand graph as arrays."""
 
     units: Mapping[str, int]
     arrays: GraphArrays
+    predictor: DemandPredictor | None = None
     whole: Remaining | None = None
     """Recorded runs, if a run is predicted by these alone, whatever it has done so far; None otherwise."""
     outlooks: Mapping[str, UnitOutlook] = {}
@@ -66,9 +65,16 @@ class KnownGraph(NamedTuple):
 
     @classmethod
     def of(
-        cls, graph: DemandGraph, rates: Mapping[str, ServiceRate], *, refined: bool = True, whole: bool = False
+        cls,
+        graph: DemandGraph,
+        rates: Mapping[str, ServiceRate],
+        *,
+        refined: bool = True,
+        whole: bool = False,
+        learns: bool = True,
     ) -> "KnownGraph":
-        """Return what *graph* says: without correlations unless *refined*, and only of *whole* runs if that is set.
+        """Return what *graph* says: without correlations unless *refined*, only of *whole* runs if that is set, and where
+        it *learns*, with a predictor.
 
         Fewer than `FEWEST_MATCHES` records do not say what to warm. Raises ValueError if nothing is recorded.
         """
@@ -78,7 +84,9 @@ class KnownGraph(NamedTuple):
             np.array([graph.path_s(record, rates) for record in graph.records]),
         )
         outlooks = graph.outlooks() if len(graph.records) >= FEWEST_MATCHES else {}
-        return cls(units, build(graph, rates, refined=refined), recorded if whole else None, outlooks, graph.units)
+        predictor = DemandPredictor(graph, rates) if learns and refined and not whole and graph.records else None
+        arrays = build(graph, rates, refined=refined)
+        return cls(units, arrays, predictor, recorded if whole else None, outlooks, graph.units)
 
     def most_at_once(self, unit: str) -> int:
         """Return the most requests that a recorded step of *unit* had."""
@@ -136,8 +144,8 @@ class PastCall(NamedTuple):
 @dataclass(slots=True)
 class _Step:
     unit: str
-    before: str
-    known_before: Demand
+    before: tuple[str, Demand]
+    """The LLM step that ended last before it."""
     began_s: float
     came_s: float
     """When its last call came."""
@@ -177,8 +185,8 @@ class Run:
     """Open ones, and those that ended last and may still lead to others."""
     calls: dict[int, tuple[_Step, RunCall]] = field(default_factory=dict)
     """Open ones, by request."""
-    last: tuple[str, Demand] = ("", NOTHING)
-    """The step that ended last."""
+    last: str = ""
+    """Unit of the step that ended last."""
     last_s: float = 0.0
     """When it ended."""
     latest: RunCall | None = None
@@ -187,7 +195,8 @@ class Run:
     """Without an open call for so long it has ended."""
     first: bool = False
     """An operator has moved it first."""
-    visits: dict[str, int] = field(default_factory=dict)
+    shown: Shown = field(default_factory=Shown)
+    """By ended steps that are in `steps` no more."""
     rates: dict[str, ServiceRate] = field(default_factory=dict)
     """Of the latest call of each unit."""
     done_s: float = 0.0
@@ -205,6 +214,7 @@ class Run:
     draws: int = 0
     reports: int = 0
     """Of calls that came or ended."""
+    drawn_by: str = ""
     changed: bool = True
     """Whether a step has ended since its service was drawn."""
 
@@ -217,8 +227,8 @@ class Run:
             for ended in [one for one in self.steps if not one.open]:  # one of them led to it, the others to nothing
                 self.steps.remove(ended)
                 self.done_s += ended.service_s
-                self.visits[ended.unit] = self.visits.get(ended.unit, 0) + 1
-            step = _Step(call.unit, *self.last, now_s, now_s)
+                self.shown.add(ended.unit, ended.demand)
+            step = _Step(call.unit, self.shown.last, now_s, now_s)
             self.steps.append(step)
         step.calls += 1
         step.open += 1
@@ -247,7 +257,7 @@ class Run:
             step.output_tokens += output_tokens
             step.service_s += _service_s(call, output_tokens)
         if not step.open:
-            self.last, self.last_s = (step.unit, step.demand), now_s
+            self.last, self.last_s = step.unit, now_s
 
     def attained_s(self, produced: Callable[[int], int] | None = None) -> float:
         """Return its service so far; *produced* gives the output tokens of an open call."""
@@ -272,9 +282,30 @@ class Run:
         calls_s = [_service_s(call, call.predicted_tokens) for _, call in self.calls.values()]
         return Remaining(np.array([self.attained_s() + sum(calls_s)]), np.array([max(calls_s, default=0.0)]))
 
-    def draw(self, graph: KnownGraph | None, now_s: float, bucket_count: int = BUCKETS) -> None:
-        """Draw its whole service and the path that it has left, given what is known of it."""
+    def _learned(
+        self, graph: KnownGraph, by: str, now_s: float, rate: Floats, walks: Remaining | None
+    ) -> Remaining | None:
+        """Return what it takes by the predictor; None where that has not seen the unit of the step that began last."""
+        assert graph.predictor is not None
+        step = max(self.steps, key=lambda one: one.began_s)
+        calls = [call for one, call in self.calls.values() if one is step]
+        predicted = sum(call.predicted_tokens for call in calls) + step.output_tokens
+        more = step.unit in graph.outlooks and step.gathers(now_s, graph)
+        count = max(step.calls, graph.outlooks[step.unit].parallelism if more else 0)
+        opening = Opening(step.unit, step.input_tokens / step.calls, predicted / step.calls, count)
+        left = graph.predictor.draw(self.shown, opening, rate, SAMPLES, walks, learned=by == "learned")
+        if left is None:
+            return None
+        others = [(one, call) for one, call in self.calls.values() if one is not step]  # of branches that began before
+        others_s = [_service_s(call, call.predicted_tokens) for _, call in others]
+        had_s = sum(one.service_s for one in self.steps if one is not step)
+        path_s = np.maximum(left.path_s, max(others_s, default=0.0)) if step.open else np.zeros(1)
+        return Remaining(left.service_s + sum(others_s) + had_s, path_s)
+
+    def draw(self, graph: KnownGraph | None, now_s: float, bucket_count: int = BUCKETS, by: str = "graph") -> None:
+        """Draw its whole service and the path that it has left, given what is known of it, *by* a knob of the policy."""
         self.draws += 1
+        self.drawn_by = by
         self.changed = False
         self.gathered_s = np.inf
         if self.total_s is not None:
@@ -291,8 +322,15 @@ class Run:
                 (step.came_s + GATHERS_S for step, each in zip(self.steps, gathers, strict=True) if each),
                 default=np.inf,
             )
-            service_s, path_s = remaining(graph.at(models), self._position(graph, gathers), SAMPLES, seed)
-            service_s = service_s + self.done_s
+            there = graph.at(models)
+            left = walks = None
+            predictor = graph.predictor if by != "graph" else None
+            if predictor is None or (by == "learned" and predictor.weights[2]):
+                walks = remaining(there, self._position(graph, gathers), SAMPLES, seed)
+            if predictor is not None:
+                left = self._learned(graph, by, now_s, there.rate, walks)
+            left = left or walks or remaining(there, self._position(graph, gathers), SAMPLES, seed)
+            service_s, path_s = left.service_s + self.done_s, left.path_s
         self.whole_s, self.path_s = buckets(service_s, bucket_count), np.sort(path_s)
 
     def _position(self, graph: KnownGraph, gathers: list[bool]) -> Position:
@@ -301,14 +339,14 @@ class Run:
         known[[step.open > 0 for step in self.steps], 1] = UNKNOWN
         known[gathers, 2] *= UNKNOWN
         visits = np.zeros(unknown, np.int64)
-        for unit, count in self.visits.items():
+        for unit, count in self.shown.visits.items():
             if unit in units:
                 visits[units[unit]] = count
         return Position(
             unit=np.array([units[step.unit] for step in self.steps], np.int64),
-            before=np.array([units.get(step.before, unknown) for step in self.steps], np.int64),
+            before=np.array([units.get(step.before[0], unknown) for step in self.steps], np.int64),
             known=known,
-            known_before=np.array([step.known_before for step in self.steps]),
+            known_before=np.array([step.before[1] for step in self.steps]),
             visits=visits,
         )
 
@@ -389,7 +427,7 @@ class Standings:
         due time and the weight are those of its next call, if none is open.
         """
         known = self.runs.get((application, name))
-        if not calls or (known is not None and (known.done_s > 0.0 or known.last[0])):
+        if not calls or (known is not None and (known.done_s > 0.0 or known.last)):
             return None
         began_s, heard_s = min(one.began_s for one in calls), max(one.ended_s for one in calls)
         run = Run(self._numbers, application, name, began_s, math.nan, 1.0, None, heard_s)
@@ -438,10 +476,14 @@ class Standings:
         """Whether any call is open."""
         return bool(self._of_call)
 
-    def refreshed(self, run: Run, now_s: float, produced: Callable[[int], int] | None = None) -> Standing:
-        """Return the standing of *run*, drawn again if a call came or ended since, or its step has gathered its calls."""
-        if run.changed or run.whole_s is None or now_s >= run.gathered_s:
-            run.draw(self.graphs.get(run.application), now_s, self.reading.buckets)
+    def refreshed(
+        self, run: Run, now_s: float, produced: Callable[[int], int] | None = None, by: str = "graph"
+    ) -> Standing:
+        """Return the standing of *run* *by* the knob `run_demand`, drawn again if a call came or ended since, or if its step
+        has gathered its calls.
+        """
+        if run.changed or run.whole_s is None or now_s >= run.gathered_s or run.drawn_by != by:
+            run.draw(self.graphs.get(run.application), now_s, self.reading.buckets, by)
         return run.standing(now_s, self.reading, produced)
 
     def is_stale(self, run: Run, now_s: float, produced: Callable[[int], int]) -> bool:

@@ -52,7 +52,8 @@ class Runs:
         any key changed.
         """
         fleet, waiting = self.fleet, self.fleet.waiting
-        standing = self.standings.refreshed(run, fleet.now_s, produced or fleet.produced(run.calls))
+        by = fleet.endpoints[max(0, run.latest.endpoint) if run.latest is not None else 0].policy.run_demand
+        standing = self.standings.refreshed(run, fleet.now_s, produced or fleet.produced(run.calls), by)
         slots = np.flatnonzero((waiting.run == run.number) & (waiting.position >= 0)).tolist()
         fleet.record_standing([*map(fleet.row_at, slots), *[row] * (row >= 0)], standing)
         return sum(self._rekey(slot, standing) for slot in slots) > 0

@@ -26,15 +26,12 @@ class ReleasedCalls:
     """Call `release_next` at `next_s`, `record_completions` when requests have ended, and `refresh_ranks` at `refresh_s`.
 
     An application is its number and a version of its system prompts. Raises ValueError if *runs* do not match the requests
-    of *fleet*, or are not in the order in which they begin.
+    of *fleet*.
     """
 
     def __init__(self, fleet: SimulatedFleet, runs: RunsToCome) -> None:
         self._fleet, self._runs, self._requests = fleet, runs, fleet.requests
         self._cluster, requests = fleet.simulation.cluster, fleet.requests
-        began_s = [each.began_s for each in runs.runs]
-        if began_s != sorted(began_s):
-            raise ValueError("runs must be in the order in which they begin")  # they are numbered as they arrive
         versions = {(each.application, each.prompts) for each in runs.runs}
         graphs: dict[Hashable, KnownGraph] = {key: one for key in versions if (one := runs.applications[key[0]].graph)}
         self.control = Runs(fleet, graphs, runs.reading)
@@ -49,7 +46,9 @@ class ReleasedCalls:
         self._step_of = {
             row: (run, at) for run, steps in enumerate(self._rows) for at, each in steps.items() for row in each
         }
-        self._children = [each.record.children() for each in runs.runs]
+        self._followers: list[list[list[int]]] = []
+        self._awaited: list[list[int]] = []
+        """By run and step: steps that have not ended and must before it begins."""
         self._open: list[dict[int, int]] = [{} for _ in runs.runs]
         """By run: open requests of each step that has begun."""
         self._steps_left = [len(each.record.steps) for each in runs.runs]
@@ -69,7 +68,9 @@ class ReleasedCalls:
         """A request with each system prompt that calls share, by the prompt and its version."""
         self._block_tokens = min(self._cluster.cached_block_sizes(), default=0)
         shares = bool(requests.prefix_first.size and self._block_tokens)
-        self._shares = (requests.run >= 0) & (np.diff(requests.prefix_first) > 0) if shares else None
+        # Of recorded calls it is not known how much of a prefix is the system prompt.
+        drawn = np.array([each.after is None for each in runs.runs])[requests.run] & (requests.run >= 0)
+        self._shares = drawn & (np.diff(requests.prefix_first) > 0) if shares else None
         for row in np.flatnonzero(self._shares).tolist() if self._shares is not None else ():
             self.prompts.setdefault(self._prompt_of(row), row)
         self._arrived: Counter[str] = Counter()
@@ -78,7 +79,13 @@ class ReleasedCalls:
         """Calls of steps in progress whose units are no LLM, with their backends."""
         self._other_calls = 0
         for number, run in enumerate(runs.runs):
-            self._begin_steps(number, [at for at, step in enumerate(run.record.steps) if step.parent < 0], run.began_s)
+            followers: list[list[int]] = [[] for _ in run.record.steps]
+            for at, before in enumerate(run.follows):
+                for each in before:
+                    followers[each].append(at)
+            self._followers.append(followers)
+            self._awaited.append([len(before) for before in run.follows])
+            self._begin_steps(number, [at for at, before in enumerate(run.follows) if not before], run.began_s)
 
     def _rows_of_steps(self, number: int, rows: list[int]) -> dict[int, list[int]]:
         """Return the requests of each LLM step of run *number*. Raises ValueError if there are not as many as it has."""
@@ -109,9 +116,13 @@ class ReleasedCalls:
         return self.control.refresh_ranks(self._runs.reading)
 
     def _begin_steps(self, run: int, steps: list[int], now_s: float) -> None:
+        gap_s = self._runs.runs[run].gap_s
         for at in steps:
-            heapq.heappush(self._due, (now_s, self._pushed, run, at))
-            self._pushed += 1
+            self._push(now_s + gap_s[at] if gap_s else now_s, run, at)
+
+    def _push(self, moment_s: float, run: int, at: int) -> None:
+        heapq.heappush(self._due, (moment_s, self._pushed, run, at))
+        self._pushed += 1
 
     def release_next(self, world: World, now_s: float, arrive: Callable[[int], None]) -> None:
         """Release one request that is due, or begin or end one other unit."""
@@ -139,7 +150,7 @@ class ReleasedCalls:
             adapter=adapter,
             endpoint=endpoint,
         )
-        self.control.arrive(call, now_s)
+        self._requests.run[row] = self.control.arrive(call, now_s).number
         arrive(row)
 
     def _count_warm(self, world: World, row: int, adapter: int, endpoint: int) -> None:
@@ -197,7 +208,7 @@ class ReleasedCalls:
                 ready_s = max(ready_s, taken.ready_s)
             calls.append((-self._other_calls, taken))
         self._others[run, at] = calls
-        self._begin_steps(run, [at], ready_s + step.duration_s)
+        self._push(ready_s + step.duration_s, run, at)
 
     def _call(self, run: int, at: int) -> RunCall:
         """Return a call of the unit of step *at* of *run*, with what is known of that: when it is due, its weight, and to an
@@ -241,7 +252,7 @@ class ReleasedCalls:
             run, at = self._step_of[request]
             done = world.outcomes[request]["state"] == Outcome.DONE
             self.control.end(request, int(self._requests.output_tokens[request]) if done else None)
-            if not done:
+            if not done and not (at in self._runs.runs[run].failed and self._followers[run][at]):
                 dropped += self._abandon(world, run)
             elif not self.abandoned[run]:
                 self._open[run][at] -= 1
@@ -251,7 +262,9 @@ class ReleasedCalls:
 
     def _end_step(self, run: int, at: int, now_s: float) -> None:
         self._steps_left[run] -= 1
-        self._begin_steps(run, self._children[run][at], now_s)
+        for each in self._followers[run][at]:
+            self._awaited[run][each] -= 1
+        self._begin_steps(run, [each for each in self._followers[run][at] if not self._awaited[run][each]], now_s)
         if not self._steps_left[run]:
             self.ended_s[run] = now_s
 

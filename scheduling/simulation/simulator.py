@@ -82,8 +82,8 @@ class Simulation:
     ) -> None:
         self.cluster = cluster
         requests = requests if state is None else follow(state.requests, requests)
-        if runs is not None:  # requests of runs come when they can
-            requests = requests._replace(arrival_s=np.array(requests.arrival_s))
+        if runs is not None:  # requests of runs come when they can, with the number that their run has then
+            requests = requests._replace(arrival_s=np.array(requests.arrival_s), run=np.array(requests.run))
         judges = bool(requests.judged.any())
         changed = (*CHANGED_BY_ADMISSION * judges, *CHANGED_BY_FALLBACKS * bool(cluster.fallbacks))
         # Separate copies of the columns that change.

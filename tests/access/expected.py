@@ -71,7 +71,6 @@ CONSOLE = {
     "applications": Reach(TENANT),
     "application": Reach(TENANT, {"pk": "APPLICATION"}, owned=True),
     "application-graph": Reach(TENANT, {"pk": "APPLICATION"}, owned=True),
-    "replay-application": Reach(OPERATOR, {"pk": "APPLICATION"}, {"order": "fcfs"}),
     "import-graph": Reach(MANAGER, {}, {"tenant": "acme"}, owned=True),
     "run": Reach(TENANT, {"pk": "RUN"}, owned=True),
     "requests": Reach(TENANT),

@@ -1,18 +1,17 @@
-"""Recorded runs replayed with another order: runs begin as they did, and other requests are the ledger's."""
+"""Recorded runs replayed with another order, with the other requests of the ledger."""
 
+import re
 from datetime import timedelta
+from html import unescape
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from django.urls import reverse
 from django.utils import timezone
 
-from controlplane.applications.selectors import graph_of
 from controlplane.console.pages.what_if.rows import APPLICATION
-from controlplane.fleet.lifecycle.states import ActionError
-from controlplane.simulation.whatif.arrivals import recorded
 from controlplane.simulation.whatif.changes.base import ChangeError
-from controlplane.simulation.whatif.models import WhatIf, WhatIfState
-from controlplane.simulation.whatif.starts.runs import replay_orders
+from controlplane.simulation.whatif.models import FutureSeed, WhatIf
 from tests.applications.conftest import learned
 from tests.console.conftest import ledger_row
 from tests.simulation.whatif.rows import run_all
@@ -28,59 +27,26 @@ def recorded_runs(acme, make_instance, profile):
     return learned(acme, runs=20)
 
 
-def window():
-    now = timezone.now()
-    return now - timedelta(hours=3, minutes=12), now - timedelta(hours=2, minutes=50)
-
-
-def test_runs_begin_as_they_did_with_the_other_requests_of_that_time(recorded_runs, operator):
-    row = replay_orders(recorded_runs, ["fcfs", "hermes"], *window(), operator)
-    (edit,) = row.edits
-    table = edit["application"]
-    assert len(table["begins_s"]) == len(table["graph"]["records"]) == 12
-    assert table["begins_s"] == sorted(table["begins_s"])
-    assert len(table["known"]["records"]) == 20
-    assert table.get("models", {}) == {}, "all units are of one model"
-    others = recorded(row.start["arrivals"], window()[0])
-    assert len(others) == 5
-    futures = [(each.name, each.changes) for each in row.futures.order_by("letter")]
-    assert [name for name, _ in futures][1:] == ["FCFS", "Hermes"] or len(futures) == 3
-    run_all(row)
-    assert row.state == WhatIfState.DONE
-    for future in row.futures.all():
-        for seed in future.runs.all():
-            runs = seed.result["runs"]
-            assert {name: (each["runs"], each["ended"]) for name, each in runs.items()} == {
-                "all": (12, 12), "review": (12, 12)
-            }  # fmt: skip
-
-
-@pytest.mark.parametrize(("orders", "words"), [([], "Choose an order"), (["alphabetical"], "no order 'alphabetical'")])
-def test_a_wrong_order_is_refused(recorded_runs, operator, orders, words):
-    with pytest.raises(ActionError, match=words):
-        replay_orders(recorded_runs, orders, *window(), operator)
-
-
-def test_a_time_without_runs_is_refused(recorded_runs, operator):
-    now = timezone.now()
-    ledger_row(recorded_runs.tenant, arrived_at=now - timedelta(minutes=1))
-    with pytest.raises(ActionError, match="No run of review"):
-        replay_orders(recorded_runs, ["fcfs"], now - timedelta(minutes=10), now, operator)
-
-
-def test_the_pages_begin_a_replay_and_a_what_if_with_the_graph(client, operator, recorded_runs):
+def test_the_page_begins_a_replay_of_its_runs_and_a_what_if_with_its_graph(client, operator, recorded_runs):
     client.force_login(operator)
-    page = client.get(f"/applications/{recorded_runs.pk}/").content.decode()
-    assert "Replay with another order…" in page
-    answer = client.post(f"/applications/{recorded_runs.pk}/replay/", {"order": ["fcfs"], "hours": "6"})
-    assert answer.url == f"/what-if/{WhatIf.objects.get().pk}/"
+    page = unescape(client.get(f"/applications/{recorded_runs.pk}/").content.decode())
+    (link,) = re.findall(r'href="([^"]*)"[^>]*>Replay with another order…', page)
+    now = timezone.now()
+    window = {"since": f"{now - timedelta(hours=4):%Y-%m-%dT%H:%M}", "until": f"{now:%Y-%m-%dT%H:%M}"}
+    answer = client.post("/what-if/new", dict(parse_qsl(urlsplit(link).query)) | window)
+    assert answer.status_code == 302, answer.content.decode()
+    row = run_all(WhatIf.objects.get())
+    assert [each.name for each in row.futures.order_by("letter")] == ["As now", "FCFS and JSQ", "Hermes order"]
+    for seed in FutureSeed.objects.all():
+        of = seed.result["runs"]["review"]
+        assert of["runs"] == of["ended"] == 20
+        assert seed.result["columns"]["all"]["requests"] > 25
     asked = {
         "application-application.suite": f"application:{recorded_runs.pk}",
         "application-application.runs_per_h": "60",
     }
     form = client.get(reverse("console:new-what-if"), asked).content.decode()
     assert "review, as recorded" in form
-    assert len(graph_of(recorded_runs).records) == 20
 
 
 @pytest.mark.parametrize(("suite", "records"), [("application", 20), ("application:0", None), ("EV", None)])

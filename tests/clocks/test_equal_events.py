@@ -42,8 +42,11 @@ TABLE = {
     "evictions": ([of(ordering="qlm"), of("preserve", "qlm", group_batches=1.0)], ["urgent", "groups"], (3, 7, 11, 13)),
     "streams go on": ([of(ordering="qlm"), of(ordering="qlm")], ["urgent", "failures of groups"], (0, 6, 9, 13, 16)),
     "fallbacks": ([of(), of(ordering="ssjf")], ["fallbacks", "failures"], (0, 6, 11, 13, 16)),
-    "runs": ([of(ordering="hermes"), of(ordering="srpt")], ["runs"], (0, 5, 10, 12, 13, 16, 17)),
-    "late runs": ([of(ordering="run_slack"), of(ordering="run_deadline")], ["runs"], (0, 6, 11, 12, 13, 16, 17)),
+    "runs": ([of(ordering="hermes", run_demand="graph"), of(ordering="srpt")], ["runs"], (0, 5, 10, 12, 13, 16, 17)),
+    "tables of runs": ([of(ordering="hermes", run_demand="table"), of(ordering="srpt")], ["runs"], (0, 5, 10, 12)),
+    "late runs": (
+        [of(ordering="run_slack", run_demand="graph"), of(ordering="run_deadline")], ["runs"], (0, 6, 11, 12, 13, 16, 17),
+    ),
     "groups of runs": ([GROUPED | {"group_order": "hermes"}] * 2, ["many runs", "classes"], (3, 6, 11, 12, 16, 17)),
     "two orders within groups": (
         [GROUPED | {"group_order": "hermes"}, GROUPED], ["many runs", "classes"], (0, 3, 10, 12, 17),

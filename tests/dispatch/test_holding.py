@@ -131,11 +131,12 @@ def test_what_waits_is_published_with_the_rate_that_its_deadlines_need():
     fleet = fleet_with(regions=("east",))
     for _ in range(13):
         fleet.submit(interactive=True)
-    assert fleet.dispatcher.holding.waiting_work() == {"m": (3, 0.0, 0.0, 3 * 16.0)}
+    first = {"requests": 3, "tokens": 0.0, "tokens_per_s": 0.0, "queued_tokens": 3 * 16.0}
+    assert fleet.dispatcher.holding.waiting_work() == {"m": first}
     for deadline_s in (HOUR_S, 24 * HOUR_S):
         for _ in range(5):
             fleet.submit(deadline_s=deadline_s)
     fleet.submit(opportunistic=True)
-    requests, tokens, rate, queued = fleet.dispatcher.holding.waiting_work()["m"]
+    requests, tokens, rate, queued = fleet.dispatcher.holding.waiting_work()["m"].values()
     assert (requests, tokens, queued) == (3 + 10, 160.0, 48.0)
     assert rate == pytest.approx(80.0 / HOUR_S, rel=0.02), "deadlines are counted by the minute"

@@ -116,23 +116,54 @@ def test_what_is_not_known_to_be_dead_is_not(token):
     assert not is_dead(f"{process_id(os.getpid())} x" if token == "itself" else token)
 
 
+WEST = "shard 1 in eu"
+
+
+@pytest.fixture
+async def zones(leases):
+    """The leases, of which the second stands in another zone."""
+    leases[1].zone = "eu"
+    await database_sync_to_async(Owner.objects.create)(role=WEST)
+    return leases
+
+
 @pytest.mark.parametrize("seed", range(6))
-async def test_never_two(leases, clock, seed):
+async def test_never_two(zones, clock, seed):
     """In whichever order they ask, are frozen and give up, and however late the database answers."""
     clock.random = random.Random(seed)
-    epochs = []
-    for _ in range(60):
-        one = clock.random.choice(leases)
+    epochs = {FIRST: [], WEST: []}
+    for _ in range(90):
+        one = clock.random.choice(zones)
         await one._look()
-        owners = [each for each in leases if each.held]
-        assert len(owners) <= 1
-        epochs += [each.first.epoch for each in owners]
+        for role, known in epochs.items():
+            owners = [each for each in zones if each.holds(role)]
+            assert len(owners) <= 1
+            known += [each.roles[role].epoch for each in owners]
         clock.now_s += clock.random.choice((0.1, 0.5, 1.0, 2.0, 5.0, 10.0))  # where it is long, they were frozen
         if clock.random.random() < 0.05:
             await one.give_up()
             one._given_up = False  # as another process
-    assert epochs == sorted(epochs)
-    assert len(set(epochs)) > 2
+    for known in epochs.values():
+        assert known == sorted(known)
+        assert len(set(known)) > 2
+
+
+async def test_what_another_zone_has_is_taken_later_and_given_back(zones, clock):
+    home, eu, _ = zones
+    await home._look()
+    clock.now_s += module.AFAR_S
+    await home._look()
+    assert home.owned == {FIRST: 1}, "it has one already"
+    clock.now_s += module.SPREAD_S
+    await home._look()
+    assert home.owned == {FIRST: 1, WEST: 1}
+    for each in (eu, home, eu):
+        await each._look()
+    assert (home.owned, eu.owned) == ({FIRST: 1}, {WEST: 2})
+    for each in (home, eu) * 3:
+        clock.now_s += 1.0
+        await each._look()
+    assert (home.owned, eu.owned) == ({FIRST: 1}, {WEST: 2}), "each has what is of its zone"
 
 
 async def test_a_decision_of_an_earlier_owner_is_not_written(leases, clock):

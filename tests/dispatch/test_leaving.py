@@ -542,7 +542,6 @@ def test_a_request_that_only_the_gateway_knows_is_refused_when_it_is_to_be_place
         port.Left(99),
         port.Finished(99, 3),
         port.Advanced(((99, 3),), ((99, 0.1),)),
-        port.Prefix(99, (), 0),
     ):
         world.send(unknown)
     assert world.left_behind() == {}

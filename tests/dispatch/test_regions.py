@@ -1,20 +1,27 @@
 """Which region a request goes to: by the latencies of the inventory, as in a simulation, and again when they change."""
 
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
+from msgspec.structs import replace as struct_replace
 
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet import inventory
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, Inventory, ModelSpec
 from controlplane.dispatch.live_fleet.topology import Topology
+from controlplane.dispatch.port import Forward
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Region
+from controlplane.fleet.selectors import near_zones
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
 from scheduling.routing.regions import latency_ms
 from scheduling.simulation.cluster.description import Cluster, InstanceSpec
 from scheduling.simulation.engine.config import EngineConfig
+from tests.dispatch.test_port import RECORDS
 
+ASKED = struct_replace(RECORDS[0], prefix_hashes=(), arrived_s=0.0, sequences=1)
 REGIONS = ["east", "north", "west"]
 ENGINE = EngineConfig(
     max_num_seqs=2, max_num_batched_tokens=64, block_size_tokens=4, kv_blocks=64, max_model_len=200,
@@ -53,6 +60,69 @@ def test_both_clocks_prefer_alike(far_ms):
     cluster = Cluster([InstanceSpec("m", region, ENGINE) for region in REGIONS], regions=REGIONS, latency_s=matrix)
     for region in REGIONS:
         assert [cluster.endpoints[at][1] for at in cluster.candidates("m", region)] == preferred(topology, region)
+
+
+ZONES = {"east": "", "north": "", "west": "eu"}
+FORWARDED = [
+    # instances in west, what it runs, its region is dark; elsewhere: serves, has room; whether it is forwarded
+    (1, 0, False, True, True, False),
+    (1, 2, False, True, True, True),
+    (1, 2, False, True, False, False),
+    (1, 0, True, True, False, True),
+    (1, 0, True, False, False, False),
+    (0, 0, False, True, False, True),
+    (0, 0, False, False, False, False),
+]
+
+
+@pytest.mark.parametrize(("instances", "running", "dark", "serves", "room", "forwarded"), FORWARDED)
+def test_a_zone_forwards_what_it_does_not_serve_or_has_no_room_for(instances, running, dark, serves, room, forwarded):
+    heard, topology = [], Topology()
+    dispatcher = Dispatcher(topology, lambda: 0.0, deliver=heard.append)
+    west = [
+        inventory.InstanceSpec(1, "w", "http://w", InstanceState.READY, 0.0, "m", "west", "", 2, 100_000)
+    ] * instances
+    dispatcher.apply_inventory(replace(fleet({}), instances=tuple(west), zones=ZONES))
+    for number in range(running):
+        dispatcher.take(struct_replace(ASKED, number=number, zones=("eu",), region=""))
+    topology.shares = {"west": 0.0} if dark else {}
+    topology.settle_regions({"west"})
+    dispatcher.elsewhere = lambda model, zones, with_room: "" if (room if with_room else serves) else None
+    heard.clear()
+    dispatcher.take(struct_replace(ASKED, number=7, zones=("eu",), region=""))
+    assert [type(each) for each in heard if isinstance(each, Forward)] == [Forward] * forwarded
+    assert (7 in dispatcher.requests) == (not forwarded and bool(instances))
+    dispatcher.elsewhere = lambda model, zones, with_room: "" if zones == ("eu",) else None
+    dispatcher.sweep()
+    waits = not forwarded and instances and (running or dark)
+    assert [each.number for each in heard if isinstance(each, Forward)] == [7] * (forwarded or bool(waits))
+
+
+def test_no_decision_crosses_zones():
+    topology = Topology()
+    topology.apply(replace(fleet({("north", "west"): 10.0}), zones=ZONES))
+    assert [preferred(topology, region) for region in REGIONS] == [["east", "north"], ["north", "east"], ["west"]]
+    for zone, region, within in (
+        ("eu", "north", "west"),
+        ("", "west", "north"),
+        ("eu", "west", "west"),
+        ("us", "west", "?"),
+    ):
+        asked = topology.within(struct_replace(ASKED, zones=(zone,), region=region))
+        assert asked.region == within
+    assert preferred(topology, "?") == []
+
+
+def test_the_nearest_zone_is_the_one_with_the_nearest_region(db):
+    for name, zone, far in (
+        ("a", "", {"b": 30, "c": 60}),
+        ("b", "eu", {}),
+        ("c", "us", {"b": 5}),
+        ("d", "us", {}),
+    ):
+        Region.objects.create(name=name, title=name, zone=zone, latency_ms=far)
+    near = near_zones(dict(Region.objects.values_list("name", "zone")))
+    assert near == {"": ("eu", "us"), "eu": ("us", ""), "us": ("eu", "")}
 
 
 @pytest.mark.django_db

@@ -15,6 +15,7 @@ from controlplane.dispatch.lease import State
 from controlplane.dispatch.registrations import Registrations
 from controlplane.dispatch.relays import Relays
 from controlplane.dispatch.transport import Socket
+from controlplane.fleet.shards import in_zone
 from controlplane.gateway import dispatchers
 from controlplane.gateway.dispatchers import Dispatchers
 from tests.dispatch.test_port import RECORDS
@@ -64,7 +65,7 @@ class Network:
 class Lease:
     """The roles as a relay reads them."""
 
-    owner, shards, held, owned = "relay", [port.FIRST], False, {}
+    owner, held, owned = "relay", False, {}
 
     def __init__(self, installation):
         self.installation = installation
@@ -73,14 +74,23 @@ class Lease:
     def roles(self):
         return self.installation.roles
 
+    @property
+    def shards(self):
+        return [*self.roles] or [port.FIRST]
+
+
+SHARDS = {"m": port.FIRST, "n": "shard 2"}
+
 
 class Installation:
-    """Three dispatchers, of which one owns the queues, and two relays."""
+    """Three dispatchers, which own two shards of models in each of *zones*, and two relays."""
 
-    def __init__(self, network, clock):
-        self.network, self.clock, self.epoch = network, clock, 0
+    def __init__(self, network, clock, zones=("",)):
+        self.network, self.clock, self.zones = network, clock, zones
         self.books = [{} for _ in range(3)]
-        self.owner = 0
+        self.owners = {in_zone(shard, zone): None for shard in SHARDS.values() for zone in zones}
+        self.epochs = dict.fromkeys(self.owners, 0)
+        self.arrived, self.forwarded, self.wrong = {}, 0, []
         self.dispatchers = []
         for at, book in enumerate(self.books):
             self.dispatchers.append(
@@ -88,12 +98,14 @@ class Installation:
                     clock,
                     number=100 + at,
                     local=lambda record: None,
-                    take=lambda record, book=book: self.take(book, record),
+                    take=lambda record, at=at: self.take(at, record),
                     left=lambda relay, book=book: self.left(book, relay),
-                    owns=lambda at=at: {port.FIRST: self.epoch} if self.owner == at else {},
+                    owns=lambda at=at: {role: self.epochs[role] for role, owner in self.owners.items() if owner == at},
                 )
             )
             self.dispatchers[at].listen(f"tcp://{at}")
+            models = [replace(served(name).models[0], shard=shard) for name, shard in SHARDS.items()]
+            self.dispatchers[at].deliver(port.ServedModels(tuple(models)))
         self.open = [{}, {}]
         self.placed = []
         self.relays = [
@@ -102,50 +114,77 @@ class Installation:
                 None,
                 serving=dict,
                 number=relay + 1,
-                receive=self.receive,
+                receive=lambda record, relay=relay: self.receive(relay, record),
                 opened=lambda requests=requests: [port.Open(one) for one in requests.values()],
                 entered=list,
                 clock=clock,
+                zone=zones[relay % len(zones)],
+                near=lambda zone: [other for other in zones if other != zone],
             )
             for relay, requests in enumerate(self.open)
         ]
         self.roles = {}
         self.numbers = 0
 
-    def take(self, book, record):
+    @staticmethod
+    def role(asked):
+        return in_zone(SHARDS[asked.model], asked.zone)
+
+    def take(self, at, record):
         match record:
-            case port.Asked():
-                assert record.number not in book
-                book[record.number] = record
-            case port.Open():
-                assert record.number not in book
-                book[record.number] = record.asked
-            case port.Finished():
-                book.pop(record.number, None)
+            case port.Asked() | port.Open():
+                asked = record.asked if isinstance(record, port.Open) else record
+                if record.number in self.books[at] or asked.arrived_s != self.arrived[record.number]:
+                    self.wrong.append((at, record))
+                if self.owners[self.role(asked)] == at:  # else it is in a zone that this one has left
+                    self.books[at][record.number] = asked
+            case port.Finished() | port.Left():
+                self.books[at].pop(record.number, None)
 
     @staticmethod
     def left(book, relay):
         for number in [number for number in book if port.relay_of(number) == relay]:
             del book[number]
 
-    def receive(self, record):
-        if isinstance(record, port.Placed):
-            self.placed.append(record)
+    def receive(self, relay, record):
+        match record:
+            case port.Placed():
+                self.placed.append(record)
+            case port.Forward() if (asked := self.open[relay].get(record.number)) is not None:
+                if record.zone in (asked.zones or ("",)):  # it was there before
+                    self.wrong.append((relay, record))
+                self.forwarded += 1
+                asked = replace(asked, zones=(*(asked.zones or ("",)), record.zone))
+                self.open[relay][record.number] = asked
+                self.relays[relay].send(port.Open(asked))
 
-    def elect(self, at):
-        if self.owner >= 0:
-            before, self.owner = self.owner, -1
+    def elect(self, at, role=port.FIRST):
+        before, self.owners[role] = self.owners[role], None
+        if before is not None:
             self.dispatchers[before].announce()
-            self.books[before].clear()
-        self.owner, self.epoch = at, self.epoch + 1
-        self.dispatchers[at].announce()
-        self.roles = {port.FIRST: State(f"d{at}", self.epoch, f"tcp://{at}")}
+            for number in [number for number, one in self.books[before].items() if self.role(one) == role]:
+                del self.books[before][number]
+        self.owners[role], self.epochs[role] = at, self.epochs[role] + 1
+        if at is not None:
+            self.dispatchers[at].announce()
+        self.roles = self.roles | {role: State(f"d{at}", self.epochs[role], "" if at is None else f"tcp://{at}")}
 
-    def ask(self, relay):
+    def ask(self, relay, model="m"):
         self.numbers += 1
-        asked = replace(ASKED, number=((relay + 1) << port.RELAY_BITS) + self.numbers)
+        number, zones = ((relay + 1) << port.RELAY_BITS) + self.numbers, self.relays[relay].zones_for(model)
+        self.arrived[number] = self.clock.now_s
+        asked = replace(ASKED, number=number, model=model, arrived_s=self.clock.now_s, zones=zones)
         self.open[relay][asked.number] = asked
         self.relays[relay].send(asked)
+
+    def forward(self, draw):
+        """Have an owner forward a request to a zone that it has not come to."""
+        at = draw.randrange(3)
+        for number, asked in self.books[at].items():
+            if others := [zone for zone in self.zones if zone not in (asked.zones or ("",))]:
+                del self.books[at][number]
+                self.dispatchers[at].deliver(port.Forward(number, draw.choice(others)))
+                return
 
     def finish(self, relay):
         if self.open[relay]:
@@ -157,8 +196,9 @@ class Installation:
         self.clock.now_s += transport.TICK_S
         for each in self.relays:
             each.follow()
-        for each in self.dispatchers:
+        for at, each in enumerate(self.dispatchers):
             each.tick()
+            each.deliver(port.Room({role: dict.fromkeys(SHARDS, 9) for role, by in self.owners.items() if by == at}))
         for _ in range(5):
             await asyncio.sleep(0)
 
@@ -170,41 +210,55 @@ class Clock:
         return self.now_s
 
 
-@pytest.mark.parametrize("seed", range(12))
-async def test_after_any_loss_both_sides_have_the_same_requests(monkeypatch, seed):
+@pytest.mark.parametrize("zones", [("",), ("", "eu"), ("eu", "us", "")])
+@pytest.mark.parametrize("seed", range(8))
+async def test_after_any_loss_both_sides_have_the_same_requests(monkeypatch, seed, zones):
+    """Each is with the one owner of its model in its zone, with the time of its arrival, and came to no zone twice."""
     network, clock, draw = Network(seed), Clock(), random.Random(seed)
     for module in (relays, dispatchers):
         monkeypatch.setattr(module, "Socket", network.socket)
-    fleet = Installation(network, clock)
-    fleet.owner = -1
-    fleet.elect(0)
-    for _ in range(120):
-        relay = draw.randrange(2)
-        match draw.randrange(8):
+    monkeypatch.setattr(dispatchers, "GONE_S", 1.0)
+    fleet = Installation(network, clock, zones)
+
+    def check():
+        everything = {number: asked for requests in fleet.open for number, asked in requests.items()}
+        assert everything
+        there = [(at, asked.number, asked.zones) for at, book in enumerate(fleet.books) for asked in book.values()]
+        wanted = [(fleet.owners[fleet.role(asked)], asked.number, asked.zones) for asked in everything.values()]
+        assert (set(there) ^ set(wanted), len(there), fleet.wrong) == (set(), len(wanted), [])
+
+    for role in fleet.owners:
+        fleet.elect(0, role)
+    for _ in range(160):
+        relay, role = draw.randrange(2), draw.choice([*fleet.owners])
+        match draw.randrange(9):
             case 0 | 1 | 2:
-                fleet.ask(relay)
+                fleet.ask(relay, draw.choice([*SHARDS]))
             case 3 | 4:
                 fleet.finish(relay)
             case 5:
-                fleet.elect(draw.randrange(3))
+                fleet.elect(draw.choice([at for at in (None, 0, 1, 2) if at != fleet.owners[role]]), role)
+                await fleet.pass_time()  # what was sent to one that takes it back has come
             case 6:
                 network.loses = draw.choice((0.0, 0.0, 0.1, 1.0))
             case 7:
                 for _ in range(draw.randrange(12)):
                     await fleet.pass_time()
+            case 8:
+                fleet.forward(draw)
         await asyncio.sleep(0)
     network.loses = 0.0
+    for role in [role for role, at in fleet.owners.items() if at is None]:
+        fleet.elect(draw.randrange(3), role)
     for _ in range(60):
         await fleet.pass_time()
-    everything = {number for requests in fleet.open for number in requests}
-    assert everything
-    assert fleet.books[fleet.owner].keys() == everything
-    assert all(not book for at, book in enumerate(fleet.books) if at != fleet.owner)
+    check()
+    assert (fleet.forwarded > 0) == (len(zones) > 1)
     for _ in range(4):  # and they go on so
         fleet.ask(0)
         fleet.finish(1)
         await fleet.pass_time()
-    assert fleet.books[fleet.owner].keys() == {number for requests in fleet.open for number in requests}
+    check()
 
 
 async def test_a_placement_by_an_earlier_owner_is_refused(monkeypatch):
@@ -212,7 +266,6 @@ async def test_a_placement_by_an_earlier_owner_is_refused(monkeypatch):
     for module in (relays, dispatchers):
         monkeypatch.setattr(module, "Socket", network.socket)
     fleet = Installation(network, clock)
-    fleet.owner = -1
     fleet.elect(0)
     await fleet.pass_time()
     await fleet.pass_time()
@@ -224,7 +277,7 @@ async def test_a_placement_by_an_earlier_owner_is_refused(monkeypatch):
     await fleet.pass_time()
     assert [one.epoch for one in fleet.placed] == [1]
     fleet.dispatchers[0].deliver(replace(placed, number=number, epoch=1))
-    fleet.roles = {port.FIRST: State("d1", 2, "tcp://1")}  # the relay hears of the next owner before the last one does
+    fleet.roles[port.FIRST] = State("d1", 2, "tcp://1")  # the relay hears of the next owner before the last one does
     fleet.relays[0].follow()
     await fleet.pass_time()
     assert len(fleet.placed) == 1
@@ -255,9 +308,7 @@ async def installation(monkeypatch):
     network, clock = Network(0), Clock()
     for module in (relays, dispatchers):
         monkeypatch.setattr(module, "Socket", network.socket)
-    fleet = Installation(network, clock)
-    fleet.owner = -1
-    return fleet
+    return Installation(network, clock)
 
 
 async def test_an_owner_that_was_away_for_long_begins_one_session_with_each_relay(installation):
@@ -274,7 +325,7 @@ async def test_an_owner_that_was_away_for_long_begins_one_session_with_each_rela
         target(message)
     for _ in range(3):
         await installation.pass_time()
-    assert all(relay.connected for relay in installation.relays)
+    assert all(relay.routes for relay in installation.relays)
     assert len(set(begun)) == 2
 
 

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -74,6 +74,18 @@ def distribution(_: Result, rows: list[Row]) -> Iterator[Panel]:
     moments_s = np.linspace(0.0, span_s, 101)
     courses = [np.interp(moments_s, [0.0, *each], [0.0, *QUANTILES], right=100.0).tolist() for each in of]
     yield Panel("runs completed", courses, unit="%", step_s=span_s / 100, span_s=span_s)
+
+
+def by_application(rows: Any) -> list[Row]:
+    return [row | {"strategy": name} for name, row in rows.items()]
+
+
+def services(_: Result, rows: list[Row]) -> Iterator[Panel]:
+    """Yield the share of runs that need no more than so many seconds of service, of less than a minute and in all."""
+    for span_s in (60.0, 900.0):
+        moments_s = np.linspace(0.0, span_s, 101)
+        courses = [np.interp(moments_s, row["quantiles_s"], QUANTILES, left=0.0).tolist() for row in rows]
+        yield Panel(f"runs of up to {span_s:.0f} s", courses, unit="%", step_s=span_s / 100, span_s=span_s)
 
 
 def by_setting(rows: list[Row]) -> list[Row]:
@@ -226,6 +238,14 @@ PLOTS: Final = {
         "3,000 runs on two instances of Llama-3-70B in 10 minutes: completed after seconds (figure 10b)",
         distribution,
         strategies=by_system,
+    ),
+    "hermes-demand": Plot(
+        "hermes-demand",
+        "service",
+        "Service of whole runs on Llama-2-7B: runs that need less (figure 7)",
+        services,
+        ("KBQAV", "EV", "CG", "PE", "DM", "MRS"),
+        strategies=by_application,
     ),
     "hermes-prewarming-kv": Plot(
         "hermes-prewarming-kv",

@@ -61,6 +61,7 @@ class TestHandingOver:
         assert Owner.objects.get().moves == (not refused or row.get("moves", False))
 
     def test_by_rest(self, acting, other):
+        acting.get("/api/shards")  # which loads a lot
         made = owner(wanted_s=1.0)
         [item] = acting.get("/api/shards").json()["items"]
         assert (item["role"], item["name"], item["epoch"], item["stands_by"]) == ("shard 1", "gpu-a:17", 4, True)

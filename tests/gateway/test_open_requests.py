@@ -15,15 +15,12 @@ from controlplane.dispatch.port import (
     Left,
     Lost,
     Placed,
-    Prefix,
-    PrefixWanted,
     Queued,
     Reasons,
 )
 from controlplane.gateway.admission.validation import Kind
 from controlplane.gateway.progress import Interrupt, Progress, RequestState
 from controlplane.gateway.serving.open_requests import OpenRequests
-from controlplane.gateway.serving.prefixes import BLOCK_IDS, leading_hashes
 from controlplane.gateway.upstream.answers import InstanceLost, Usage
 from scheduling.queueing.promises import ClassTerms
 
@@ -89,15 +86,6 @@ async def test_the_progress_of_all_streams_is_one_record_and_none_when_nothing_c
     assert sorted(second.tokens) == [(0, 7), (1, 7), (2, 7)]
     side.requests.headers_received(requests[0])
     assert side.records[-1] == Advanced(headers=((0, 6.0),))
-
-
-async def test_how_the_prompt_of_a_waiting_request_begins_is_said_when_it_is_wanted(side):
-    progress = side.request()
-    body = {"prompt": list(range(2 * BLOCK_IDS + 5))}
-    progress.call = SimpleNamespace(kind=Kind.COMPLETION, model="m", body=body, prompt_characters=1)
-    side.requests.on_event(PrefixWanted(0))
-    assert side.records[1:] == [Prefix(0, tuple(leading_hashes(progress.call, 100)[0]), BLOCK_IDS)]
-    assert len(side.records[1].hashes) == 2
 
 
 async def test_it_leaves_once_and_hears_nothing_afterwards(side):

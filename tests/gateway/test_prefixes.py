@@ -107,10 +107,13 @@ def test_two_interpreters_agree():
     assert json.loads(said) == [hashes(body, chat="messages" in body)[0] for body in BODIES]
 
 
-def test_hashes_are_what_they_were():
+def test_hashes_are_what_they_were_and_need_the_secret_key(settings):
     """Processes of two versions may run at once: change this only with a note of it."""
-    assert hashes({"prompt": "a" * BLOCK_CHARACTERS}, chat=False)[0] == [-4505781837732753924]
-    assert hashes({"prompt": [1] * BLOCK_IDS}, chat=False)[0] == [3365735200594848655]
+    settings.SECRET_KEY = "key"
+    assert hashes({"prompt": "a" * BLOCK_CHARACTERS}, chat=False)[0] == [203995607798585]
+    assert hashes({"prompt": [1] * BLOCK_IDS}, chat=False)[0] == [162603290210757]
+    settings.SECRET_KEY = "other"
+    assert hashes({"prompt": [1] * BLOCK_IDS}, chat=False)[0] != [162603290210757]
 
 
 def test_the_largest_ids_and_half_a_character_have_a_hash():

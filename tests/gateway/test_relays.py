@@ -4,6 +4,7 @@ whatever happens to the owner of the queues."""
 import asyncio
 import os
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import fields
 
 import aiohttp
 import orjson
@@ -14,19 +15,27 @@ from prometheus_client import generate_latest
 
 from controlplane.accounts.models import Budget, BudgetKind, Tenant
 from controlplane.dispatch import lease as leases
+from controlplane.dispatch import port
 from controlplane.dispatch.lease import Lease
 from controlplane.dispatch.monitoring.measures import RELAY_SILENT_S
+from controlplane.dispatch.monitoring.summary import merged
 from controlplane.dispatch.monitoring.windows import Count
-from controlplane.dispatch.port import FIRST
-from controlplane.fleet.models import Model
+from controlplane.fleet.models import Deployment, Instance, Model, Region
+from controlplane.gateway import dispatchers
 from controlplane.gateway.process import Gateway
 from controlplane.operations import Operations
 from controlplane.planning.execution.loop import ScalingLoop
+from controlplane.planning.plans.waiting import Waiting
 from tests.gateway.backend import Backend
 from tests.gateway.conftest import ServedGateway, do_once, serving, until
 from tests.gateway.rows import make_model, make_rows
 
 MANY = 6
+
+
+def connected(gateway):
+    """Whether every shard has an owner that takes records of *gateway*."""
+    return gateway.dispatchers.routes.keys() >= {*gateway.lease.shards}
 
 
 class Fleet:
@@ -37,10 +46,11 @@ class Fleet:
         self.backends, self.http = backends, http
         self.dispatchers, self.relays = [], []
 
-    async def dispatcher(self):
+    async def dispatcher(self, zone=""):
         """Start a dispatcher, which owns the queues or stands by."""
         address = f"ipc://{self.folder}/{len(self.dispatchers)}"
         self.monkeypatch.setattr(settings, "DISPATCHER_BIND", address)
+        self.monkeypatch.setattr(settings, "ZONE", zone)
         gateway = Gateway(ScalingLoop, "dispatcher")
         self.monkeypatch.setattr(settings, "DISPATCHER_BIND", "")
         gateway.lease.owner += f"-{len(self.dispatchers)}"  # they share a process here
@@ -49,12 +59,13 @@ class Fleet:
         self.dispatchers.append(gateway)
         return gateway
 
-    async def relay(self):
+    async def relay(self, zone=""):
+        self.monkeypatch.setattr(settings, "ZONE", zone)
         gateway = Gateway(ScalingLoop, "relay")
         gateway.lease.owner += f"-relay-{len(self.relays)}"
         url = await self.stack.enter_async_context(serving(gateway))
         self.relays.append(ServedGateway(gateway, url, self.backends, self.http))
-        await until(lambda: gateway.dispatchers.connected and gateway.serves())
+        await until(lambda: connected(gateway) and gateway.serves())
         return self.relays[-1]
 
     @property
@@ -64,7 +75,7 @@ class Fleet:
 
     async def takes_over(self, heir):
         await until(lambda: heir.lease.held)
-        await until(lambda: all(each.gateway.dispatchers.connected for each in self.relays))
+        await until(lambda: all(connected(each.gateway) for each in self.relays))
 
 
 async def test_models_are_dealt_to_two_dispatchers_and_moved_between_them(fleet):
@@ -108,6 +119,97 @@ async def test_models_are_dealt_to_two_dispatchers_and_moved_between_them(fleet)
     assert {model: count for (model, *_), count in counted.totals.items()} == {"m": 6, "n": 6}
     assert [arrivals(counted, model) for model in "mn"] == [6, 6]
     assert not other.dispatching.measures.totals
+
+
+WEST = "shard 1 in eu"
+WORK = {field.name: 1.0 for field in fields(Waiting)}
+
+
+@pytest.fixture
+async def zoned(fleet):
+    """The fleet with a dispatcher, a relay and the region west, of one instance, in the zone eu."""
+    backend = Backend("w-0")
+    await backend.start()
+    fleet.stack.push_async_callback(backend.stop)
+    fleet.backends.append(backend)
+
+    def west():
+        east = Deployment.objects.get()
+        east.pk, east.region = None, Region.objects.create(name="west", title="West", zone="eu")
+        east.save()
+        Instance.objects.create(name="w-0", deployment=east, url=backend.url, state="ready")
+
+    await database_sync_to_async(west)()
+    await fleet.dispatcher("eu")
+    await until(lambda: WEST in fleet.dispatchers[1].dispatching.serving)
+    await fleet.relay("eu")
+    both = [each.gateway.dispatchers for each in fleet.relays]
+    await until(lambda: all({port.FIRST, WEST} <= each.routes.keys() == each.rooms.keys() for each in both))
+    await until(lambda: all(one.dispatching.topology.fleet.accepting.any() for one in fleet.dispatchers))
+    return fleet
+
+
+async def test_a_zone_is_served_by_its_own_dispatcher_and_forwards_what_it_has_no_room_for(zoned):
+    home, eu = zoned.dispatchers
+    names = [sorted(each.name for each in one.dispatching.topology.replicas.values()) for one in zoned.dispatchers]
+    assert names == [["m-0", "m-1"], ["w-0"]]
+    for relay, region in zip(zoned.relays, ("east", "west"), strict=True):
+        assert (await relay.chat()).status == 200
+        assert (await relay.rows())[-1].region == region
+    slowly(zoned)
+    async with streams(zoned.relays[1:], MANY) as tasks:
+        assert {status for status, _ in await asyncio.gather(*tasks)} == {200}
+    await until(lambda: not (home.dispatching.dispatcher.requests or eu.dispatching.dispatcher.requests))
+    rows = (await zoned.relays[1].rows())[-MANY:]
+    assert {row.region for row in rows} == {"east", "west"}
+    for row in rows:
+        way = [step["forwarded"] for step in row.trace if "forwarded" in step]
+        assert way == (["zone eu to no zone"] if row.region == "east" else [])
+        assert row.own_region == ("west" if row.region == "east" else ""), "it counts as demand where its caller is"
+        assert row.queue_ms == pytest.approx(row.trace[-1]["waited_ms"], abs=0.01)
+        assert all(step["after_ms"] <= row.queue_ms for step in row.trace if "forwarded" in step)
+    both = [one.publisher.summary for one in zoned.dispatchers]
+    parts = [orjson.loads(orjson.dumps(each.part() | {"work": {"m": WORK}})) for each in both]
+    whole = both[0].snapshot(parts[1:])
+    assert (whole["instances"]["name"], whole["models"]["m"]["instances"]) == (["m-0", "m-1", "w-0"], 3)
+    assert merged(*parts)["work"] == {"m": {name: 2 * value for name, value in WORK.items()}}
+
+
+async def test_a_zone_without_a_dispatcher_is_another_ones_until_it_has_one_again(zoned):
+    home, eu = zoned.dispatchers
+    slowly(zoned)
+    async with streams(zoned.relays, MANY) as tasks:
+        await until(lambda: all(len(backend.bodies) >= 2 for backend in zoned.backends))
+        stops_dead(eu)
+        await until(lambda: WEST in home.dispatching.serving)
+        answers = await asyncio.gather(*tasks)
+    assert {status for status, _ in answers} == {200}
+    assert all(text.count('"content"') >= 40 and text.endswith("data: [DONE]\n\n") for _, text in answers)
+    assert sum(len(backend.bodies) for backend in zoned.backends) == 2 * MANY, "each was given to one instance once"
+    assert home.dispatching.topology.zones == {"east": "", "west": "eu"}
+    again = await zoned.dispatcher("eu")
+    await until(lambda: WEST in again.dispatching.serving)
+    assert home.dispatching.serving.keys() == {port.FIRST}
+    await until(lambda: all(connected(each.gateway) for each in zoned.relays))
+    assert (await zoned.relays[1].chat()).status == 200
+    await until(lambda: not (home.dispatching.dispatcher.requests or again.dispatching.dispatcher.requests))
+
+
+@pytest.mark.parametrize("lost", ["instances", "owner and database"])
+async def test_what_waits_in_a_zone_that_is_lost_is_served_in_another(zoned, lost, monkeypatch):
+    monkeypatch.setattr(dispatchers, "GONE_S", 0.5)
+    _, eu = zoned.dispatchers
+    slowly(zoned, token_s=0.0, tokens=3)
+    if lost == "instances":
+        await zoned.backends[2].stop()
+    else:  # nobody may take over what it owned
+        monkeypatch.setattr(Lease, "_take", lambda *given: False)
+        monkeypatch.setattr(dispatchers, "SILENT_S", 0.5)
+        stops_dead(eu)
+    asked = [asyncio.create_task(zoned.relays[1].chat()) for _ in range(3)]
+    assert {(await each).status for each in asked} == {200}
+    rows = (await zoned.relays[1].rows())[-3:]
+    assert {(row.region, row.outcome) for row in rows} == {("east", "done")}
 
 
 def arrivals(measures, model):
@@ -160,7 +262,14 @@ def stops_dead(gateway):
 async def fleet(transactional_db, tmp_path, monkeypatch):
     for name, value in {"HEARTBEAT_S": 0.1, "KEY_CACHE_S": 0.2}.items():
         monkeypatch.setattr(settings, name, value)
-    for name, value in {"LEASE_S": 1.0, "ALONE_S": 1.0, "RENEW_S": 0.1, "SHARDS_S": 0.2, "SPREAD_S": 0.3}.items():
+    for name, value in {
+        "LEASE_S": 1.0,
+        "ALONE_S": 1.0,
+        "RENEW_S": 0.1,
+        "SHARDS_S": 0.2,
+        "SPREAD_S": 0.3,
+        "AFAR_S": 0.5,
+    }.items():
         monkeypatch.setattr(leases, name, value)
     do_once(monkeypatch)
     async with AsyncExitStack() as stack:
@@ -266,7 +375,7 @@ async def test_the_next_owner_gives_nobody_the_room_of_a_relay_that_registers_la
             assert not any(one.requests for one in heir.dispatching.topology.replicas.values())
             assert [one.running for one in fleet.backends] == [2, 2]
             late.gateway.dispatchers.follow = follow
-            await until(lambda: heir.dispatching.registrations.complete(FIRST))
+            await until(lambda: heir.dispatching.registrations.complete(port.FIRST))
             await until(lambda: len(heir.dispatching.dispatcher.requests) == 4 + MANY)
             assert [one.running for one in fleet.backends] == [2, 2]
 

@@ -229,7 +229,7 @@ async def test_requests_are_placed_by_the_dispatcher_in_another_process(fleet): 
     port = await picker.start("127.0.0.1:0")
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         asking = Asking(ServedGateway(gateway, "", fleet.backends, fleet.http), picker, channel)
-        await until(lambda: gateway.dispatchers.connected and gateway.serves())
+        await until(lambda: gateway.dispatchers.routes and gateway.serves())
         answers = [await asking.ask() for _ in range(2)]
         assert {answer.destinations[0] for answer in answers} == {address_of(asking, index) for index in (0, 1)}
         running = fleet.owner.dispatching.dispatcher.requests

@@ -24,6 +24,7 @@ from controlplane.fleet.models import (
     WeightedTarget,
 )
 from controlplane.fleet.selectors import region_latencies_ms, schedules
+from controlplane.fleet.shards import SHARD, in_zone, shard_of
 from controlplane.fleet.spot.selectors import reclaim_times
 from controlplane.fleet.swaps.selectors import statuses
 from controlplane.tunable import Tunable
@@ -64,7 +65,7 @@ class EndpointSpec:
     tuned: Tunable = field(default_factory=without_rows)
     """Settings in force for the model."""
     shard: str = FIRST
-    """Role of the owner of the model."""
+    """Role of its owner."""
     schedule: Schedule = NO_SCHEDULE
     """Minimums by the clock, beside `min_instances`."""
     start_s: float = 0.0
@@ -144,7 +145,7 @@ class ModelSpec:
     task: str = "generate"
     fallback: str = ""  # "" for none
     fallback_wait_s: float | None = None
-    shard: str = FIRST  # role of its owner
+    shard: str = FIRST  # role of its owner, without a zone
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,17 +172,30 @@ class Inventory:
     adapters: tuple[AdapterSpec, ...] = ()
     targets: tuple[WeightedTargets, ...] = ()
     dark_regions: frozenset[str] = frozenset()
+    zones: Mapping[str, str] = field(default_factory=dict)
+    """Zone of each region, where any has one; else empty."""
 
-    def of(self, shards: Collection[str]) -> "Inventory":
-        """Return the inventory without the models of other shards, and what serves these."""
+    def role(self, model: str, region: str) -> str:
+        """Return the role of the owner of what *model* has in *region*."""
+        return in_zone(self.models[model].shard if model in self.models else FIRST, self.zones.get(region, ""))
+
+    def of(self, roles: Collection[str]) -> "Inventory":
+        """Return the inventory without the models of other shards, and what serves these or is in other zones."""
+        shards = {shard_of(role) for role in roles}
         models = {name: model for name, model in self.models.items() if model.shard in shards}
+
+        def is_own(each: EndpointSpec | InstanceSpec | SwapMemberSpec) -> bool:
+            return each.model in models and self.role(each.model, each.region) in roles
+
+        instances = tuple(filter(is_own, self.instances))
         return replace(
             self,
             models=models,
-            endpoints=tuple(each for each in self.endpoints if each.model in models),
-            instances=tuple(each for each in self.instances if each.model in models),
-            swap_groups=tuple(each for each in self.swap_groups if any(one.model in models for one in each.members)),
+            endpoints=tuple(filter(is_own, self.endpoints)),
+            instances=instances,
+            swap_groups=tuple(each for each in self.swap_groups if any(map(is_own, each.members))),
             adapters=tuple(each for each in self.adapters if each.base in models),
+            dark_regions=self.dark_regions & {each.region for each in instances},
         )
 
 
@@ -202,6 +216,7 @@ def read() -> Inventory:
     launched = Instance.objects.launched().order_by()
     launched_models = set(launched.values_list("deployment__model", flat=True).distinct())
     values = tuning.read()
+    regions = list(Region.objects.values_list("name", "zone", "dark_since"))
     swap_groups = _swap_groups()
     sharing = {(one.model, one.region) for group in swap_groups for one in group.members if one.state != FAILED}
     endpoints: dict[tuple[str, str], EndpointSpec] = {}
@@ -230,7 +245,7 @@ def read() -> Inventory:
             max_num_seqs=known.max_num_seqs if known else row.max_num_seqs,
             max_loras=max(row.max_loras, known.max_loras if known else 0),
             shares_gpus=key in sharing,
-            shard=f"shard {row.model.shard}",
+            shard=in_zone(f"{SHARD}{row.model.shard}", row.region.zone),
             schedule=scheduled.get(key, NO_SCHEDULE),
             start_s=max(starts.of(row.model.name, row.gpu_type.name).p95_s + EARLY_S, known.start_s if known else 0.0),
             profile=known.profile if known else _measured(profile) or USUAL,
@@ -245,7 +260,7 @@ def read() -> Inventory:
                 row.task,
                 row.fallback.name if row.fallback and row.fallback.active else "",
                 row.fallback_wait_s,
-                f"shard {row.shard}",
+                f"{SHARD}{row.shard}",
             )
             for name, row in models.items()
         },
@@ -290,7 +305,8 @@ def read() -> Inventory:
             for row in Adapter.objects.filter(active=True, base__active=True).select_related("base")
         ),
         targets=_targets(),
-        dark_regions=frozenset(Region.objects.exclude(dark_since=None).values_list("name", flat=True)),
+        dark_regions=frozenset(name for name, _, dark_since in regions if dark_since),
+        zones={name: zone for name, zone, _ in regions} if any(zone for _, zone, _ in regions) else {},
     )
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import astuple as struct_astuple
+from msgspec.structs import replace as struct_replace
 from numpy.typing import NDArray
 
 from controlplane.dispatch.live_fleet.health import Breaker, Health, Notice, RoundTrip
@@ -113,6 +114,8 @@ class Counted(NamedTuple):
 
 
 MOST_NOTICES = 1000
+NOWHERE = "?"
+"""Region of callers in a zone that has none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -232,6 +235,8 @@ class Topology:
         self.values = Values()
         self.tuned = self.values.of()
         self.latency_ms: Mapping[tuple[str, str], float] = {}
+        self.zones: Mapping[str, str] = {}
+        """As in `Inventory`."""
         self.swap_groups: tuple[SwapGroupSpec, ...] = ()
         self.adapters: dict[str, AdapterSpec] = {}
         self.targets: tuple[WeightedTargets, ...] = ()
@@ -265,13 +270,14 @@ class Topology:
         return self._endpoint_of.get((model, region))
 
     def candidates(self, model: str, region: str, opportunistic: bool = False) -> NDArray[np.int32]:
-        """Return the endpoints of *model*, in the order that a caller in *region* prefers.
+        """Return the endpoints of *model* in the zone of *region*, in the order that a caller there prefers.
 
         For *opportunistic* requests the donated instances of each region come before all others.
         """
         indices = self._candidates.get((model, region, opportunistic))
         if indices is None:
             of_model = {each.region: each.index for each in self.endpoints if each.model == model and self.serves(each)}
+            of_model = {name: at for name, at in of_model.items() if self._zone_of(name) == self._zone_of(region)}
             nearest = by_preference(region, of_model, lambda to: latency_ms(self.latency_ms, region, to))
             nearest.sort(key=self.is_dark)  # a dark one comes last, also for the demand that counts there
             ordered = [of_model[to] for to in nearest]
@@ -280,6 +286,18 @@ class Topology:
             if len(self._candidates) < 10_000:  # X-Region is the tenant's to choose: bound the cache
                 self._candidates[model, region, opportunistic] = indices
         return indices
+
+    def _zone_of(self, region: str) -> str:
+        """Return the zone of *region*; of none (`NOWHERE`), one that no other has."""
+        return self.zones.get(region, region) if self.zones else ""
+
+    def within(self, asked: Asked) -> Asked:
+        """Return *asked* with a region of its zone: the nearest one, where its caller is in another."""
+        if not self.zones or self._zone_of(asked.region) == asked.zone:
+            return asked
+        regions = [region for region, zone in self.zones.items() if zone == asked.zone]
+        nearest = by_preference(asked.region, regions, lambda to: latency_ms(self.latency_ms, asked.region, to))
+        return struct_replace(asked, region=next(iter(nearest), NOWHERE))
 
     def serving(self, instance: str, url: str) -> Replica | None:
         """Return the instance of that name if it serves at *url* still, also where it drains meanwhile or is reclaimed."""
@@ -350,7 +368,7 @@ class Topology:
     def apply(self, inventory: Inventory) -> list[Replica]:
         """Update the live picture from *inventory*; return the instances whose requests are lost."""
         lost: list[Replica] = []
-        self.models, self.latency_ms = inventory.models, inventory.latency_ms
+        self.models, self.latency_ms, self.zones = inventory.models, inventory.latency_ms, inventory.zones
         self.values, self.tuned = inventory.values, inventory.values.of()
         self.swap_groups = inventory.swap_groups
         self.adapters, self.targets = {one.name: one for one in inventory.adapters}, inventory.targets

@@ -22,6 +22,12 @@ class Region(models.Model):
 
     name = models.SlugField(max_length=40, unique=True, help_text="Short name, such as us-east.")
     title = models.CharField(max_length=80)
+    zone = models.SlugField(
+        max_length=20,
+        blank=True,
+        db_index=False,
+        help_text="Regions near each other: dispatchers of their own decide there. Empty: one zone with all that name none.",
+    )
     active = models.BooleanField(default=True)
     cordoned = models.CharField(
         max_length=255,

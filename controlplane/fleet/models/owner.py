@@ -31,6 +31,7 @@ class Owner(models.Model):
     token = models.CharField(max_length=255, blank=True, help_text="Of the process; empty: given up.")
     epoch = models.PositiveBigIntegerField(default=0, help_text="Grows with each owner.")
     address = models.CharField(max_length=255, blank=True, help_text="Where relays reach it; empty: they cannot.")
+    zone = models.CharField(max_length=20, blank=True, help_text="Of its owner, which may decide for another one.")
     moves = models.BooleanField(default=False, help_text="Its owner leaves it to another process that stands by.")
     expires_at = models.DateTimeField(null=True, help_text="By the database's clock.")
     wanted_at = models.DateTimeField(null=True, help_text="When a process that stands by last asked for it.")

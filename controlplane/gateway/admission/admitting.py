@@ -16,14 +16,13 @@ from controlplane.gateway.admission.validation import Call, with_prompt
 from controlplane.gateway.progress import Progress
 from controlplane.gateway.serving.catalog import Catalog
 from controlplane.gateway.serving.http import HttpRequest
-from controlplane.gateway.serving.prefixes import LeadingBlocks, leading_hashes
+from controlplane.gateway.serving.prefixes import leading_hashes
 from controlplane.gateway.upstream.continuation import evictable
 from controlplane.gateway.upstream.prewarming import Prefixes
 from controlplane.gateway.upstream.tokenizing import TokenBlocks
 from controlplane.lengths.length_service import LengthService
 from scheduling.routing.models import ModelRule, target_of
 
-NO_BLOCKS = LeadingBlocks([], 0)
 ENDS_BYTES = 2_048
 BETWEEN_BYTES = 4_096
 
@@ -49,6 +48,7 @@ class Admitter:
     tokens: TokenBlocks
     prefixes: Prefixes
     next_number: Callable[[], int]
+    zones: Callable[[str, str | None], tuple[str, ...]]
     clock: Callable[[], float]
     sessions: Sessions = field(default_factory=Sessions)
 
@@ -73,8 +73,8 @@ class Admitter:
         if prompt_tokens is None:
             prompt_tokens = self.lengths.prior.prompt_tokens(base, call.prompt_characters)
         session = marks.run if marks.session else ""
-        blocks = leading_hashes(call, prompt_tokens, session) if model.by_prefix else NO_BLOCKS
-        if blocks.system_blocks:
+        blocks = leading_hashes(call, prompt_tokens, session)
+        if blocks.system_blocks and model.by_prefix:
             self.prefixes.note(blocks.hashes[blocks.system_blocks - 1], call)
         asked = Asked(
             number=self.next_number(),
@@ -112,13 +112,13 @@ class Admitter:
             model_rule=rule,
             api_key_id=grant.key_id,
             surface=call.kind.value,
+            zones=self.zones(base, words.regions.get(region)),
         )
         progress = Progress(
             asked=asked,
             grant=grant,
             terms=terms,
             call=call,
-            session=session,
             trace_context=http.trace_context(),
             task=asyncio.current_task(),
         )

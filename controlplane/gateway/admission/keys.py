@@ -4,8 +4,8 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Self
 
@@ -18,6 +18,7 @@ from controlplane.accounts.models import ApiKey
 from controlplane.database import OwnThread
 from controlplane.dispatch.port import Asked
 from controlplane.fleet.models import OnReclaim, Region, SloClass, SloKind
+from controlplane.fleet.selectors import near_zones
 from controlplane.gateway.errors import ApiError, invalid, invalid_key, model_not_allowed
 from scheduling.queueing.promises import ClassTerms, fallbacks
 
@@ -166,7 +167,10 @@ class Words:
 
     classes: frozenset[str] = frozenset()
     """Names and tiers of every SLO class."""
-    regions: frozenset[str] = frozenset()
+    regions: Mapping[str, str] = field(default_factory=dict)
+    """Zone of each region."""
+    near: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Other zones of each, nearest first; empty where no region has one."""
 
     def region(self, name: str) -> str:
         """Return *name* if a region has it, or it is empty. Raises ApiError 400."""
@@ -201,7 +205,8 @@ def _load(hashes: Iterable[str], ids: Collection[int] = ()) -> tuple[dict[str, G
             expires_at_s=row.expires_at.timestamp() if row.expires_at else None,
             models=frozenset(row.allowed_models),
         )
-    return grants, Words(classes, frozenset(Region.objects.values_list("name", flat=True)))
+    regions = dict(Region.objects.values_list("name", "zone"))
+    return grants, Words(classes, regions, near_zones(regions) if any(regions.values()) else {})
 
 
 class Keys:

@@ -26,7 +26,7 @@ COLUMNS: Final = (
         "model_rule",
         "adapter",
     ),
-    *("cached_tokens", "expected_cached_tokens", "expected_by", "ran", "lost"),
+    *("cached_tokens", "expected_cached_tokens", "expected_by", "ran", "lost", "prefix_groups"),
 )
 """Their order is that of `INSERT` and of journals on disk: append new ones."""
 

@@ -14,7 +14,6 @@ from controlplane.dispatch import port
 from controlplane.gateway.errors import ApiError
 from controlplane.gateway.progress import Interrupt, Progress, RequestState
 from controlplane.gateway.serving.http import Responder
-from controlplane.gateway.serving.prefixes import leading_hashes
 from controlplane.gateway.upstream.answers import InstanceLost, Usage
 
 AT_INSTANCE = (RequestState.PLACED, RequestState.STREAMING)
@@ -60,19 +59,8 @@ class OpenRequests:
 
     def opened(self) -> list[port.Open]:
         """Return what is open, for a dispatcher that knows nothing of it: what has its place, then the rest in its order."""
-        opened = [
-            port.Open(
-                one.asked,
-                _where(one),
-                one.output_tokens,
-                one.kept_tokens,
-                one.attempts,
-                one.evictions,
-                released=one.released_s > 0,
-            )
-            for one in self._open.values()
-            if one.state < RequestState.DONE  # else its client is being told of its end
-        ]
+        # Of one that is done its client is being told.
+        opened = [_opened(one) for one in self._open.values() if one.state < RequestState.DONE]
         return sorted(opened, key=lambda one: one.placed is None)
 
     def at_instances(self) -> frozenset[str]:
@@ -200,6 +188,9 @@ class OpenRequests:
                         progress.move(RequestState.WAITING)
                     if progress.queue_position is None:  # `Waiting` comes if it does wait
                         progress.queue_position, progress.estimated_wait_s, progress.estimated_wait_p99_s = 0, 0.0, 0.0
+            case port.Forward():
+                progress.forward(record, self.clock())
+                self.send(progress.asked if progress.state is RequestState.ACCEPTED else _opened(progress))
             case port.FellBack():
                 progress.fall_back(record)
             case port.Waiting():
@@ -208,9 +199,6 @@ class OpenRequests:
                 progress.estimated_wait_p99_s = record.estimated_wait_p99_s
             case port.Admission():
                 progress.degrade(record)
-            case port.PrefixWanted():
-                hashes, block_tokens, _ = leading_hashes(progress.call, progress.asked.prompt_tokens, progress.session)
-                self.send(port.Prefix(record.number, tuple(hashes), block_tokens))
             case port.Refused():
                 progress.region = record.region or progress.region
                 progress.caller_region = record.own_region or progress.caller_region
@@ -222,6 +210,12 @@ class OpenRequests:
             case port.Lost():
                 ends = Interrupt.STOPPED if record.stopped else Interrupt.RECLAIMED if record.reclaimed else None
                 progress.interrupt(ends or Interrupt.INSTANCE_LOST)
+
+
+def _opened(one: Progress) -> port.Open:
+    released = one.released_s > 0
+    counts = one.output_tokens, one.kept_tokens, one.attempts, one.evictions
+    return port.Open(one.asked, _where(one), *counts, released=released)
 
 
 def _where(progress: Progress) -> port.Placed | None:

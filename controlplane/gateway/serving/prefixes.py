@@ -2,7 +2,8 @@
 
 Text is cut every `BLOCK_CHARACTERS`, token ids every `BLOCK_IDS`; only the blocks that `scheduling.routing.prefix_affinity`
 notes are hashed, each with everything before it, so a prompt of any length costs at most 64 hashes of 61,440 characters.
-Equal hashes mean equal prefixes, in whichever process they were computed. Images and sounds count by their length and ends.
+Equal hashes mean equal prefixes, in whichever process they were computed; without the secret key they say nothing of a
+text, not even to one who can guess it. Images and sounds count by their length and ends.
 A prompt without a whole block, such as an image with a short question, is known by its session instead, where it has one.
 """
 
@@ -13,9 +14,11 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgspec
+from django.conf import settings
 
 from controlplane.gateway.admission.validation import SPEECH, Call, Kind
 from scheduling.routing.prefix_affinity import PLACES
+from scheduling.simulation.workload.prefix_groups import HASH_BYTES
 
 BLOCK_CHARACTERS = 256
 BLOCK_IDS = 64
@@ -52,8 +55,13 @@ def leading_hashes(call: Call, prompt_tokens: int, session: str = "") -> Leading
     blocks = _of_prompt(call, prompt_tokens)
     if blocks.hashes or not session or not call.kind.generates:
         return blocks
-    digest = blake2b(f"{call.model}\0session\0{session}".encode(errors="surrogatepass"), digest_size=8).digest()
-    return LeadingBlocks([int.from_bytes(digest, "little", signed=True)], max(1, prompt_tokens))
+    state = _hash(f"{call.model}\0session\0{session}")
+    return LeadingBlocks([int.from_bytes(state.digest(), "little")], max(1, prompt_tokens))
+
+
+def _hash(text: str) -> blake2b:
+    key = settings.SECRET_KEY.encode()[: blake2b.MAX_KEY_SIZE]
+    return blake2b(text.encode(errors="surrogatepass"), digest_size=HASH_BYTES, key=key)
 
 
 def _of_prompt(call: Call, prompt_tokens: int) -> LeadingBlocks:
@@ -121,8 +129,8 @@ def _digest(part: Any) -> str:
 
 
 def _chain(model: str, prompt: Sequence[Any], block: int) -> list[int]:
-    """Return hashes (signed, 64 bits) of *prompt* up to the end of each noted block, of *block* characters or ids."""
-    state, hashes = blake2b(model.encode(errors="surrogatepass"), digest_size=8), []
+    """Return hashes of *prompt* up to the end of each noted block, of *block* characters or ids."""
+    state, hashes = _hash(model), list[int]()
     state.update(b"\0text" if isinstance(prompt, str) else b"\0ids")
     for start, end in pairwise(PLACES):
         if end * block > len(prompt):
@@ -135,5 +143,5 @@ def _chain(model: str, prompt: Sequence[Any], block: int) -> list[int]:
             )
         except (TypeError, OverflowError):  # no token ids: vLLM refuses them
             break
-        hashes.append(int.from_bytes(state.digest(), "little", signed=True))
+        hashes.append(int.from_bytes(state.digest(), "little"))
     return hashes

@@ -35,7 +35,7 @@ class Waiting:
 
 def read() -> Mapping[str, Waiting]:
     """Return what waits by model; empty without a recent summary."""
-    return {model: Waiting(*row) for model, row in (_section("work") or {}).items()}
+    return {model: Waiting(**row) for model, row in (_section("work") or {}).items()}
 
 
 def outcomes() -> Mapping[str, tuple[int, int]] | None:

@@ -1,12 +1,13 @@
 """Requests after a fork: drawn at the forecast level, or recorded ones.
 
-Drawn requests are whole rows of the recent ledger (bootstrap), at that ledger's gaps in operational time: the rate is the
-forecast's, the burstiness the recent one. Each seed draws one level per stream from the forecast band, so seeds differ in
-volume as well as timing. Conversations are not kept together. What a fallback served counts
-in the forecast of that, and is drawn as a request for the model that it asked for.
+Drawn requests are whole runs of the recent ledger and its other requests (bootstrap), at that ledger's gaps between these in
+operational time: the rate is the forecast's, the burstiness the recent one. Each seed draws one level per stream from the
+forecast band, so seeds differ in volume as well as timing. Runs that began before are drawn too, as far as their calls come
+later. What a fallback served counts in the forecast of that, and is drawn as a request for the model that it asked for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import reduce
 from typing import Any, Final
@@ -20,7 +21,8 @@ from controlplane.planning.models import Quantity
 from controlplane.simulation.selectors import as_asked, fallbacks_of_targets, ledger_rows, own_rows, workload_of
 from scheduling.fleet.state import RequestState, RunningRequest
 from scheduling.queueing.running import OVERRUN_SHARE
-from scheduling.simulation.workload.columns import NO_REQUESTS, Coded, Workload
+from scheduling.routing.models import ModelRule
+from scheduling.simulation.workload.columns import NO_REQUESTS, Workload
 from scheduling.simulation.workload.edits import merged
 
 RECENT: Final = timedelta(hours=1)
@@ -54,20 +56,22 @@ def forecast_arrivals(
     prompts = latest_forecasts(Quantity.PROMPT, at - FORECAST_AGE)
     outputs = latest_forecasts(Quantity.OUTPUT, at - FORECAST_AGE)
     others, streams, missing, shared = set(other_classes()), [], set(), fallbacks_of_targets()
-    for model, region, separate in dict.fromkeys((row[1], row[2], row[3] if row[3] in others else "") for row in rows):
-        own = [row for row in rows if (row[1], row[2], row[3] if row[3] in others else "") == (model, region, separate)]
-        tokens = sum(sum(_lengths(row)) for row in own) / len(own)
+    whole = workload_of(rows, rows[0][0] if rows else at, shared)
+    first, of = whole.wholes()
+    keys = [(row[1], row[2], row[3] if row[3] in others else "") for row in rows]
+    tokens_of = whole.prompt_tokens + whole.output_tokens
+    for key in dict.fromkeys(keys[row] for row in first.tolist()):
+        model, region, separate = key
+        own = [row for row in range(len(rows)) if keys[row] == key]
+        begins = sorted(row for row in first.tolist() if keys[row] == key)
+        tokens = float(tokens_of[own].mean())
         forecast = (prompts.get((model, region)), outputs.get((model, region)))
         stream = {
             "model": model,
             "region": region,
-            "named": [as_asked(row[1], row[-2], row[-1], shared) for row in own],
-            "gaps": np.diff([row[0].timestamp() for row in own]).tolist(),
-            "slo_class": [row[3] for row in own],
-            "tenant": [row[4] for row in own],
-            "prompt_tokens": [_lengths(row)[0] for row in own],
-            "output_tokens": [_lengths(row)[1] for row in own],
-            "predicted_tokens": [max(1, row[8]) for row in own],
+            "rows": [_stored(rows[row], shared) for row in np.flatnonzero(np.isin(of, of[begins])).tolist()],
+            "calls": len(own) / len(begins),
+            "gaps": np.diff(whole.arrival_s[begins]).tolist(),
         }
         if separate or None in forecast or forecast[0] is None or forecast[1] is None:
             if not separate:
@@ -84,7 +88,7 @@ def forecast_arrivals(
                 "upper": [(one.upper_80 + two.upper_80) / tokens for one, two in pairs],
             }
         streams.append(stream | {"requests_per_s": rates})
-    remarks = ["Requests after the fork are drawn one by one: conversations and shared prefixes are not kept together."]
+    remarks = []
     if missing:
         names = ", ".join(sorted(missing))
         remarks.append(f"There is no forecast for {names}: requests come as in the last {covered_s / 60:.0f} min.")
@@ -98,31 +102,34 @@ def _unfinished(one: RequestState, at: datetime) -> tuple[Any, ...]:
     emitted = one.output_tokens if isinstance(one, RunningRequest) else 0
     output = max(one.predicted_tokens, int((1 + OVERRUN_SHARE) * emitted))
     lengths = (one.prompt_tokens, output, one.prompt_tokens, one.predicted_tokens)
-    return (
-        at + timedelta(seconds=one.arrival_s),
-        one.model,
-        one.region,
-        one.slo_class,
-        one.tenant,
-        *lengths,
-        False,
-        one.asked_model,
-        one.model_rule,
-    )
+    moment = at + timedelta(seconds=one.arrival_s)
+    names = one.model, one.region, one.slo_class, one.tenant
+    return moment, *names, *lengths, False, one.asked_model, one.model_rule, "", "", "", None, None, "", ""
 
 
-def _lengths(row: tuple[Any, ...]) -> tuple[int, int]:
-    """Return prompt and output tokens of a row; an unserved request has its predicted length."""
-    *_, prompt, output, predicted_prompt, predicted_output, unserved, _, _ = row
-    lengths = (predicted_prompt, predicted_output) if unserved else (prompt or predicted_prompt, output)
-    return max(1, lengths[0]), max(1, lengths[1])
+def _stored(row: Sequence[Any], shared: Mapping[str, Mapping[str, str]]) -> list[Any]:
+    """Return WORKLOAD_COLUMNS as JSON: the model is the one before fallbacks."""
+    moment, served, *others = row
+    model, public = as_asked(served, others[8], others[9], shared)
+    return [moment.isoformat(), model, *others[:8], public, ModelRule.WEIGHTS, *others[10:]]
 
 
 def drawn(arrivals: dict[str, Any], seed: int) -> Workload:
     """Return the requests that *seed* draws from *arrivals* (`forecast_arrivals`), in order of time."""
-    parts = [_stream(stream, arrivals["horizon_s"], np.random.default_rng([seed, 5, at]))
-             for at, stream in enumerate(arrivals["streams"])]  # fmt: skip
-    return _together(parts)
+    return _together(
+        [
+            _stream(stream, arrivals["horizon_s"], np.random.default_rng([seed, 5, at]))
+            for at, stream in enumerate(arrivals["streams"])
+        ]
+    )
+
+
+def _rows(stream: dict[str, Any]) -> Workload:
+    """Return the requests that *stream* is drawn from, the first at 0."""
+    if "rows" not in stream:
+        raise ValueError("These requests were stored by another version, start again from the fleet.")
+    rows = [[datetime.fromisoformat(row[0]), *row[1:]] for row in stream["rows"]]
+    return workload_of(rows, rows[0][0], {})
 
 
 def expected_requests(arrivals: dict[str, Any], horizon_s: float) -> float:
@@ -136,42 +143,23 @@ def expected_requests(arrivals: dict[str, Any], horizon_s: float) -> float:
 
 def recent(arrivals: dict[str, Any]) -> Workload:
     """Return the requests that *arrivals* (`forecast_arrivals`) are drawn from, the first of each stream at 0."""
-    parts = []
-    for stream in arrivals["streams"]:
-        arrival_s = np.cumsum([0.0, *stream["gaps"]])[: len(stream["prompt_tokens"])]
-        parts.append(_requests(stream, arrival_s, np.arange(arrival_s.size)))
-    return _together(parts)
+    return _together([_rows(stream) for stream in arrivals["streams"]])
 
 
 def _stream(stream: dict[str, Any], horizon_s: float, random: np.random.Generator) -> Workload:
-    rates = stream["requests_per_s"]
-    mean, lower, upper = (np.array(rates[name], np.float64) for name in ("mean", "lower", "upper"))
+    rates, rows = stream["requests_per_s"], _rows(stream)
+    first, of = rows.wholes()
+    lasts_s = rows.arrival_s - rows.arrival_s[first][of]
+    before_s = float(lasts_s.max())
+    mean, lower, upper = (np.array(rates[name], np.float64) / stream["calls"] for name in ("mean", "lower", "upper"))
     deviations = float(np.clip(random.standard_normal(), -MAX_DEVIATIONS, MAX_DEVIATIONS)) / HALF_BAND_80
-    level = mean + deviations * (upper - mean if deviations > 0 else mean - lower)
-    arrival_s = _moments(np.maximum(level, 0.0), rates["start_s"], rates["window_s"], horizon_s, stream["gaps"], random)
-    return _requests(stream, arrival_s, random.integers(0, len(stream["prompt_tokens"]), arrival_s.size))
-
-
-def _requests(stream: dict[str, Any], arrival_s: NDArray[np.float64], picked: NDArray[np.int64]) -> Workload:
-    """Return the *picked* rows of *stream* at *arrival_s*."""
-    one = np.zeros(arrival_s.size, np.int32)
-    prompts, outputs, predicted = (
-        np.array(stream[name], np.int32)[picked] for name in ("prompt_tokens", "output_tokens", "predicted_tokens")
-    )
-    # A start of an earlier version has no `named`.
-    named = stream.get("named") or [(stream["model"], "")] * len(stream["prompt_tokens"])
-    models, public = zip(*named, strict=True) if named else ((), ())
-    return Workload(
-        arrival_s=arrival_s,
-        prompt_tokens=prompts,
-        output_tokens=outputs,
-        model=_picked(models, picked),
-        region=Coded(one, [stream["region"]]),
-        slo_class=_picked(stream["slo_class"], picked),
-        tenant=_picked(stream["tenant"], picked),
-        predicted_tokens=predicted,
-        asked=_picked(public, picked),
-    )
+    level = np.maximum(mean + deviations * (upper - mean if deviations > 0 else mean - lower), 0.0)
+    start_s, until_s = rates["start_s"] + before_s, horizon_s + before_s
+    began_s = _moments(level, start_s, rates["window_s"], until_s, stream["gaps"], random) - before_s
+    picked = random.integers(0, first.size, began_s.size)
+    made, copy = rows.copied(picked, new=True)
+    made = replace(made, arrival_s=made.arrival_s - rows.arrival_s[first][picked][copy] + began_s[copy])
+    return made.select((made.arrival_s >= 0) & (made.arrival_s < horizon_s))
 
 
 def _moments(
@@ -209,11 +197,6 @@ def _moments(
     return moments_s
 
 
-def _picked(names: Sequence[str], picked: NDArray[np.int64]) -> Coded:
-    known = Coded.of(names)
-    return known._replace(codes=known.codes[picked])
-
-
 def _together(parts: list[Workload]) -> Workload:
     """Merge *parts* in order of time."""
     whole = reduce(merged, parts, NO_REQUESTS)
@@ -221,12 +204,6 @@ def _together(parts: list[Workload]) -> Workload:
 
 
 def recorded(arrivals: dict[str, Any], at: datetime) -> Workload:
-    """Return the ledger's requests from `since` to `until` of *arrivals*, with *at* as time 0; without those of the
-    application [tenant id, name] that `without` names, whose runs come as such."""
+    """Return the ledger's requests from `since` to `until` of *arrivals*, with *at* as time 0."""
     since, until = (datetime.fromisoformat(arrivals[name]) for name in ("since", "until"))
-    asked = ledger_rows(since, until)
-    if "without" in arrivals:
-        tenant_id, application = arrivals["without"]
-        asked = asked.exclude(tenant=tenant_id, application=application)
-    rows = own_rows(asked).order_by("arrived_at", "pk")
-    return workload_of(rows.iterator(chunk_size=20_000), at)
+    return workload_of(own_rows(ledger_rows(since, until)).iterator(chunk_size=20_000), at)

@@ -86,17 +86,16 @@ def _complete(state: FleetState, fleet: inventory.Fleet, at: datetime) -> None:
 
 
 def _unlink(state: FleetState) -> None:
-    """Put random numbers in the place of hashes of prompts, the same one for each.
+    """Put random numbers in the place of hashes of tokens, the same one for each: those without a key.
 
     So what is stored says which prompts begin alike, and nothing of their text, not even to one who can guess it.
     """
-    texts = [text for prompt in state.prompts for text in (prompt.recorded, prompt.tokens)]
+    texts = [prompt.tokens for prompt in state.prompts]
     hashes, numbers = np.unique(np.frombuffer(b"".join(texts), np.int64), return_inverse=True)
     drawn = np.random.default_rng().integers(-(1 << 63), (1 << 63) - 1, hashes.size)[numbers].tobytes()
     ends = np.cumsum([0, *map(len, texts)]).tolist()
     for at, prompt in enumerate(state.prompts):
-        first, middle, last = ends[2 * at : 2 * at + 3]
-        prompt.recorded, prompt.tokens = drawn[first:middle], drawn[middle:last]
+        prompt.tokens = drawn[ends[at] : ends[at + 1]]
 
 
 def _silent_instances(state: FleetState) -> list[str]:
@@ -127,13 +126,10 @@ def _fit(values: dict[str, Any], state: FleetState) -> None:
         by_place[one.model, one.region, one.gpu].append(one)
         if one.round_trips[0] > 0:
             trips[one.model, one.region].append(one.round_trips[0])
-    cached = {(one.model, one.served_in) for one in state.requests if one.prompt is not None}
     for table in values["fleet"]:
         here = by_place[table["model"], table["regions"][0], gpus_as_type(table["gpu"], table["tensor_parallel"])]
         known = [one.kv_tokens for one in here if one.kv_tokens]
         table["kv_tokens"] = min(known) if known else table["kv_tokens"]
-        if (table["model"], table["regions"][0]) in cached:
-            table["prefix_caching"] = True
         if table.get("sharing") is None:
             alone = sum(not one.swap_group for one in here)
             missing = alone - table["instances"] - table.get("empty", 0)

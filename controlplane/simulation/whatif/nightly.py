@@ -100,7 +100,16 @@ def _sentence(row: WhatIf) -> str:
     """Name the cheapest future of *row*, with the price of its misses, against the present policies."""
     columns = ("future__letter", "future__name", "result__columns__all__cost_usd", "result__columns__all__missed")
     runs = FutureSeed.objects.filter(future__what_if=row, state=WhatIfState.DONE).order_by("future__letter")
-    known = [(letter, name, float(usd), int(missed)) for letter, name, usd, missed in runs.values_list(*columns)]
+    listed = list(runs.values_list(*columns, "result__unranked"))
+    known = [(letter, name, float(usd), int(missed)) for letter, name, usd, missed, why in listed if not why]
+    whys = dict.fromkeys(each[4] for each in listed if each[4])
+    left = "".join(f" Not ranked: {', '.join(each[1] for each in listed if each[4] == why)}. {why}" for why in whys)
+    return f"{_cheapest(row, known)}{left}"
+
+
+def _cheapest(row: WhatIf, known: list[tuple[str, str, float, int]]) -> str:
+    if not known:
+        return "No future could be ranked."
     letter, name, usd, missed = min(known, key=lambda one: one[2] + one[3] * USD_PER_MISS)
     was = known[0]
     span = f"Over {_span(row.horizon_s)}"

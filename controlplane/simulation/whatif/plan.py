@@ -115,6 +115,8 @@ def warnings(row: WhatIf, future: Future) -> list[str]:
             if after.get(name) != value
         ]
     one = next((each for each in selectors.comparison(row)["futures"] if each["letter"] == future.letter), None)
+    if one and one["unranked"]:
+        texts.append(f"{future.letter} is not ranked. {one['unranked']}")
     if one and one["seeds_done"] and not one["holds"]:
         texts.append(f"{future.letter} misses its target of {100 * row.slo_target:g}% in all {one['seeds_done']} seeds")
     return texts

@@ -11,9 +11,11 @@ import numpy as np
 from controlplane.simulation.running import Simulated
 from controlplane.simulation.whatif.changes.base import region_title
 from controlplane.simulation.whatif.models import Future, FutureSeed, WhatIfState
+from scheduling.applications.standings import follows_runs
 from scheduling.simulation.measures.columns import Counted, columns, latency_over_time, over_time
 from scheduling.simulation.measures.differences import Log, differences
 from scheduling.simulation.measures.results import runs_by_application
+from scheduling.simulation.staging import Stage
 
 MAX_LOGGED: Final = 3_000_000
 """Maximum requests of a run whose decisions are stored for a comparison."""
@@ -21,7 +23,7 @@ MAX_ROWS: Final = 5_000
 """Maximum moves, and plans, in the result of a scenario."""
 FAST: Final = 1
 """Of zlib's levels."""
-ARRAYS: Final = ("instance", "begin_s", "judged", "met", "arrival_s", "region", "model")
+ARRAYS: Final = ("instance", "begin_s", "judged", "met", "in_run", "arrival_s", "region", "model")
 
 
 def packed(ran: Simulated, counted: Mapping[str, Counted], seed: int) -> dict[str, Any]:
@@ -44,6 +46,19 @@ def packed(ran: Simulated, counted: Mapping[str, Counted], seed: int) -> dict[st
     if seed == FIRST_SEED and staged.requests.count <= MAX_LOGGED:
         log = _written(Log.of(result, series))
     return {"result": kept, "curves": zlib.compress(json.dumps(curves).encode()), "log": log}
+
+
+NO_RUNS: Final = "Its order goes by application runs, and no request of that time is a call of one."
+NO_PREFIXES: Final = "Its router goes by prefixes, and it is not known which prompts of that time begin alike."
+
+
+def unranked(staged: Stage) -> str:
+    """Say why a simulation of recorded requests cannot be compared with others: these lack what its policies go by."""
+    policies = [staged.cluster.policy(key) for key in staged.cluster.endpoints]
+    if staged.runs is None and any(map(follows_runs, policies)):
+        return NO_RUNS
+    by_prefix = any(each.routing == "least_delay" for each in policies)
+    return NO_PREFIXES if by_prefix and not staged.knows_prefixes else ""
 
 
 def simulated(ran: Simulated) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from scheduling.simulation.measures import results as measures
 from scheduling.simulation.measures.comparison import Interval, of_shares, over_seeds, verdicts
 
 ALL: Final = "all"
+NOT_RANKED: Final = "Not ranked"
 HEAVY: Final = ("curves", "log")
 COLUMNS: Final = (
     "ttft_p50_ms", "ttft_p95_ms", "ttft_p99_ms", "cost_usd", "cost_usd_per_h", "instance_hours", "queue_peak",
@@ -150,8 +151,8 @@ def comparison(row: WhatIf, scope: str = ALL) -> dict[str, Any]:
     """Compare the futures of *row* by their finished seeds: `futures`, a row each.
 
     *scope*: all, interactive. A future's row: letter, name, changes, seeds_done, seeds, slo_met and other columns as
-    {mean, low, high, delta} (delta: paired with A, seed by seed), verdict, first_difference, holds (seeds that met the
-    target), runs (see `_runs`). None where nothing is known yet.
+    {mean, low, high, delta} (delta: paired with A, seed by seed), verdict, unranked (why it is not), first_difference, holds
+    (seeds that met the target), runs (see `_runs`). None where nothing is known yet.
     """
     futures = list(row.futures.all())
     results = _results(row)
@@ -162,11 +163,20 @@ def comparison(row: WhatIf, scope: str = ALL) -> dict[str, Any]:
     met_error, ttft_error = (float(row.twin_error.get(name, 0.0)) for name in ("slo_met", "ttft_p95"))
     slo = {letter: _slo_met(of, met_error) if of else None for letter, of in scoped.items()}
     means = {letter: float(np.mean([each["cost_usd"] for each in of.values()])) for letter, of in scoped.items() if of}
-    done = {future.letter for future in futures if len(scoped.get(future.letter, {})) == row.seeds}
+    unranked = {
+        letter: next((why for each in of.values() if (why := each.get("unranked"))), "")
+        for letter, of in results.items()
+    }
+    done = {
+        future.letter
+        for future in futures
+        if len(scoped.get(future.letter, {})) == row.seeds and not unranked[future.letter]
+    }
     judged = verdicts({letter: slo[letter] for letter in sorted(done)}, means, row.slo_target)
     rows = []
     for future in futures:
         own, base = scoped.get(future.letter, {}), scoped.get("A", {})
+        said = NOT_RANKED if unranked.get(future.letter) else f"{len(own)} of {row.seeds} seeds"
         entry: dict[str, Any] = {
             "letter": future.letter,
             "name": future.name,
@@ -174,7 +184,8 @@ def comparison(row: WhatIf, scope: str = ALL) -> dict[str, Any]:
             "first_difference": future.first_difference,
             "seeds_done": len(own),
             "seeds": row.seeds,
-            "verdict": str(judged[future.letter]) if future.letter in judged else f"{len(own)} of {row.seeds} seeds",
+            "verdict": str(judged[future.letter]) if future.letter in judged else said,
+            "unranked": unranked.get(future.letter, ""),
             "holds": sum(each["slo_met"] is not None and each["slo_met"] >= row.slo_target for each in own.values()),
             "slo_met": _shown(slo.get(future.letter), _delta(own, base, "slo_met")),
             "runs": _runs(list(results.get(future.letter, {}).values())),

@@ -152,7 +152,6 @@ def simulate_scenario(values: dict[str, Any], actor: User, reason: str = "") -> 
     if (unfit := _unfit(scenario, asks=True)) is not None:
         raise ScenarioError(SOURCE, 0, *unfit)
     ends_h = [each.from_h + each.window_h for each in scenario.applications if each.window_h is not None]
-    ends_h += [each.from_h + max(each.begins_s) / 3600 for each in scenario.applications if each.begins_s is not None]
     asks_h = max([scenario.demand.duration_h or 0.0, *ends_h])
     lasts_h = [asks_h] if scenario.until_h is None else [asks_h, scenario.until_h]
     start = Start(kind="scenario", at=timezone.now(), scenario=values).model_dump(mode="json")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
-from functools import reduce
+from functools import lru_cache, partial, reduce
 from math import inf
 from typing import Annotated, Any, Final, Literal
 
@@ -11,9 +11,12 @@ import msgspec
 import numpy as np
 from pydantic import BaseModel, ConfigDict, PlainSerializer, PlainValidator
 
+from controlplane.applications.models import Application
+from controlplane.applications.selectors import graph_of
 from controlplane.simulation.whatif.arrivals import drawn, recent, recorded
 from controlplane.simulation.whatif.starts import traces
 from controlplane.simulation.whatif.starts.past import EndpointDemand, as_arrays
+from scheduling.applications.demand_graph import DemandGraph
 from scheduling.fleet.state import FleetState
 from scheduling.simulation.cluster.description import cluster_of
 from scheduling.simulation.scenario import Scenario
@@ -89,7 +92,7 @@ def stage_start(
         if (count := float(reduce(np.multiply, factors, np.ones(len(workload))).sum())) > MAX_REQUESTS:
             raise ValueError(f"These are some {count:,.0f} requests; {MAX_REQUESTS:,} are the most.")
         workload = edited(workload, edits, seed=seed, horizon_s=horizon_s)
-    made = stage(scenario, SOURCE, seed, workload)
+    made = stage(scenario, SOURCE, seed, workload, partial(_graph_of, start.at))
     if start.arrivals["kind"] == "forecast" and all(isinstance(edit, Factor | Shift) for edit in edits):
         # Common to all seeds, so that capability is measured once for all of them.
         before = of_the_fleet(scenario, recent(start.arrivals))
@@ -103,6 +106,13 @@ def stage_start(
     for strategy in made.scaled.strategies.values() if made.scaled else ():
         strategy.memory.update(start.state.memory)
     return replace(made, state=forked, tenants=tenants)
+
+
+@lru_cache(maxsize=64)
+def _graph_of(at: datetime, tenant: str, application: str) -> DemandGraph | None:
+    """Return what orders knew of an application *at* that time."""
+    row = Application.objects.filter(tenant__name=tenant, name=application).first()
+    return None if row is None else graph_of(row, at)
 
 
 def _workload(start: Start, scenario: Scenario, seed: int) -> Workload | None:

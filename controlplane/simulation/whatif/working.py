@@ -38,6 +38,8 @@ LIMIT_S: Final = 1800
 MAX_MESSAGES: Final = 16
 """Maximum messages sent at once; each run that ends sends the next."""
 OPEN: Final = (WhatIfState.QUEUED, WhatIfState.RUNNING)
+RECORDED: Final = ("fleet", "ledger", "trace")
+"""Kinds of starts whose requests were recorded."""
 LARGE: Final = ("result", "curves", "log")
 """Columns that lists of runs omit."""
 ORDER: Final = ("future__what_if__nightly", "future__what_if__submitted_at", "seed", "future__letter")
@@ -139,6 +141,7 @@ def run(row: FutureSeed) -> dict[str, Any]:
     ran = simulate(altered.scenario, staged, progress=simulated)
     _advance(row, Phase.MEASURING, SIMULATED_SHARE)
     values = results.packed(ran, counted_of(what_if, altered), row.seed)
+    values["result"]["unranked"] = results.unranked(staged) if start.kind in RECORDED else ""
     if start.kind == "scenario":
         values["result"]["simulated"] = results.simulated(ran)
     return values

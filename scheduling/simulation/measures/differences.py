@@ -39,6 +39,8 @@ class Log:
     """When an instance took it; NaN for never."""
     judged: NDArray[np.bool_]
     met: NDArray[np.bool_]
+    in_run: NDArray[np.bool_]
+    """Of calls of runs, which come when those before them have ended."""
     moves: list[tuple[float, str, str, int, str]]
     """(time, model, region, instances more or fewer, reason), those that were carried out."""
     swaps: list[tuple[float, str, str, str]]
@@ -64,6 +66,7 @@ class Log:
             begin_s,
             judged,
             met,
+            np.asarray(requests.run >= 0),
             [(one.time_s, *endpoints[one.endpoint], one.done, one.reason) for one in result.moves if one.done],
             [
                 (float(one["time_s"]), cluster.instances[int(one["instance"])].name, *endpoints[one["endpoint"]])
@@ -103,7 +106,8 @@ def differences(first: Log, other: Log) -> list[Difference]:
 
     Raises ValueError unless both have the same requests.
     """
-    if first.arrival_s.size != other.arrival_s.size or not np.array_equal(first.arrival_s, other.arrival_s):
+    of = [(log.region, log.model, log.in_run, np.where(log.in_run, 0.0, log.arrival_s)) for log in (first, other)]
+    if not all(map(np.array_equal, *of)):
         raise ValueError("The two simulations do not have the same requests.")
     earliest = []
     for number, region in enumerate(first.regions):

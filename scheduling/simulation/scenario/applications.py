@@ -43,10 +43,6 @@ class ApplicationOf(ScenarioTable):
     """A trace: so many of its arrivals in a row, from a random one on, are when runs begin, stretched to the window."""
     prompts: Size | None = None
     """Versions of the suite's system prompts, drawn by run: calls of one share it. None: calls share nothing."""
-    begins_s: Annotated[list[AtLeast0], Field(min_length=1)] | None = None
-    """When each run begins, in place of a number or a rate: the graph's records run again in their order."""
-    known: dict[str, Any] | None = None
-    """The demand graph that is known of the application; default: the runs of *graph* that do not run."""
     deadline_s: Positive | None = None
     """Of every run, after it began."""
     deadline_factor: Annotated[list[Positive], Field(min_length=1)] | None = None
@@ -57,7 +53,7 @@ class ApplicationOf(ScenarioTable):
     def _known(cls, value: str | None) -> str | None:
         return None if value is None else one_of(value, (*SUITE, MIXED))
 
-    @field_validator("graph", "known")
+    @field_validator("graph")
     @classmethod
     def _graph(cls, value: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
         if isinstance(value, dict):
@@ -68,10 +64,8 @@ class ApplicationOf(ScenarioTable):
     def _one_source(self) -> Self:
         if (self.suite is None) == (self.graph is None):
             raise ValueError("give suite or graph, and not both")
-        if sum(each is not None for each in (self.runs, self.runs_per_h, self.begins_s)) != 1:
-            raise ValueError("give one of runs, runs_per_h and begins_s")
-        if self.begins_s is not None and self.graph is None:
-            raise ValueError("begins_s runs the records of a graph: give graph")
+        if (self.runs is None) == (self.runs_per_h is None):
+            raise ValueError("give runs or runs_per_h, and not both")
         if None not in (self.deadline_s, self.deadline_factor):
             raise ValueError("give deadline_s or deadline_factor, and not both")
         if self.suite == MIXED and self.name is not None:

@@ -136,8 +136,7 @@ class _Checks:
                 self.region("applications", number, "regions", name=region)
             if application.regions and not any(application.regions.values()):
                 wrong.append((("applications", number, "regions"), "all shares are 0"))
-            given = application.window_h is not None or application.begins_s is not None
-            if not given and scenario.demand.duration_h is None and scenario.until_h is None:
+            if application.window_h is None and scenario.demand.duration_h is None and scenario.until_h is None:
                 wrong.append((("applications", number), "window_h is missing: how long runs begin"))
         for number, burst in enumerate(scenario.bursts):
             for model in burst.models:

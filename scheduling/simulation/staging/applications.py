@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
 from math import inf
@@ -15,10 +16,9 @@ from numpy.typing import NDArray
 from scheduling.applications.demand_graph import Backend, DemandGraph, RunRecord, ServiceRate, Step
 from scheduling.applications.prewarming import HERMES
 from scheduling.applications.remaining import FEWEST_MATCHES
-from scheduling.applications.standings import KnownGraph, Reading
+from scheduling.applications.standings import KnownGraph, Reading, follows_runs
 from scheduling.applications.suite import SUITE, mixed
 from scheduling.fleet.profile import Profile
-from scheduling.queueing.ordering import BY_RUN, ORDERINGS
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.scenario import Scenario
@@ -52,8 +52,6 @@ class _Source(NamedTuple):
 
     suite: str
     graph: DemandGraph | None
-    known: DemandGraph | None = None
-    """What is known of it, where that is given."""
 
     def backends(self, table: ApplicationOf) -> dict[str, Backend]:
         """Return the units, those that are LLMs with the model of *table* that serves them."""
@@ -78,8 +76,6 @@ class _Source(NamedTuple):
 
     def learned(self, count: int) -> list[RunRecord]:
         """Return up to *count* other runs than those of `run`."""
-        if self.known is not None:
-            return self.known.records[-count:]
         if self.graph is not None:
             return self._parts()[1][-count:]
         return _suite_records(self.suite, count)
@@ -95,7 +91,14 @@ class _Source(NamedTuple):
 def _suite_records(name: str, count: int) -> list[RunRecord]:
     """Return runs of a separate seed, which are the same in every simulation."""
     random = np.random.default_rng([LEARNED_SEED, zlib.crc32(name.encode())])
-    return [SUITE[name].run(random) for _ in range(count)]
+
+    def with_longest(step: Step) -> Step:
+        if step.parallelism == 1 or not step.output_tokens:
+            return step
+        return msgspec.structs.replace(step, longest=step.output_tokens * _spread(step.parallelism, random).max())
+
+    runs = [SUITE[name].run(random) for _ in range(count)]
+    return [RunRecord(tuple(map(with_longest, run.steps))) for run in runs]
 
 
 @lru_cache(maxsize=4)
@@ -105,23 +108,24 @@ def _arrivals(file: Path, trace_format: str, unit: str, seed: int, changed_ns: i
 
 
 def _clipped(
-    record: RunRecord, units: Mapping[str, Backend], longest: Mapping[str, int]
+    record: RunRecord, units: Mapping[str, Backend], longest: Mapping[str, float]
 ) -> tuple[RunRecord, dict[str, int]]:
     """Return *record* with calls cut to the *longest* of their models, the prompt first, and the number cut by model."""
     cut, steps = dict[str, int](), list[Step]()
     for step in record.steps:
         if (unit := units[step.unit]).kind == "llm":
-            most = longest[unit.name]
+            most = longest.get(unit.name, inf)
             output = min(max(1.0, step.output_tokens), most - 1.0)
             prompt = min(max(1.0, step.input_tokens), most - output)
             if step.input_tokens + step.output_tokens > most:
                 cut[unit.name] = cut.get(unit.name, 0) + step.parallelism
-            step = msgspec.structs.replace(step, input_tokens=prompt, output_tokens=output)  # noqa: PLW2901
+            last = min(step.longest, most - prompt)
+            step = msgspec.structs.replace(step, input_tokens=prompt, output_tokens=output, longest=last)  # noqa: PLW2901
         steps.append(step)
     return RunRecord(tuple(steps)), cut
 
 
-class _Served(NamedTuple):
+class Served(NamedTuple):
     """A model that serves units."""
 
     model: str
@@ -129,20 +133,25 @@ class _Served(NamedTuple):
     rate: ServiceRate
 
 
-def _known_graph(
-    name: str, units: dict[str, Backend], records: Sequence[RunRecord], served: Sequence[_Served], known: str
+def known_graph(
+    name: str,
+    units: dict[str, Backend],
+    records: Sequence[RunRecord],
+    served: Sequence[Served],
+    known: str,
+    learns: bool = True,
 ) -> KnownGraph:
     """Return what is known of an application from *records*, whose units the models *served* serve."""
-    longest = {each.model: each.longest_tokens for each in served}
+    longest: dict[str, float] = {each.model: each.longest_tokens for each in served}
     graph = DemandGraph(name, units, [_clipped(each, units, longest)[0] for each in records])
     of_model = {each.model: each.rate for each in served}
-    rates = {unit: of_model[each.name] if each.kind == "llm" else ServiceRate() for unit, each in units.items()}
-    return KnownGraph.of(graph, rates, refined=known == "graph", whole=known == "whole")
+    rates = {unit: of_model.get(each.kind == "llm" and each.name, ServiceRate()) for unit, each in units.items()}
+    return KnownGraph.of(graph, rates, refined=known == "graph", whole=known == "whole", learns=learns)
 
 
 @lru_cache(maxsize=64)
-def _suite_graph(name: str, served: _Served, count: int, known: str) -> KnownGraph:
-    return _known_graph(name, SUITE[name].backends(served.model), _suite_records(name, count), [served], known)
+def _suite_graph(name: str, served: Served, count: int, known: str, learns: bool) -> KnownGraph:
+    return known_graph(name, SUITE[name].backends(served.model), _suite_records(name, count), [served], known, learns)
 
 
 def runs_of(scenario: Scenario, cluster: Cluster, folder: Path, seed: int) -> RunCalls:
@@ -153,15 +162,31 @@ def runs_of(scenario: Scenario, cluster: Cluster, folder: Path, seed: int) -> Ru
     return _Drawing(scenario, cluster, folder, seed).drawn()
 
 
-def joined(workload: Workload, drawn: RunCalls) -> tuple[Workload, NDArray[np.int32]]:
-    """Return the requests of both in order of arrival, and the run of each, -1 for none."""
+def joined(
+    workload: Workload, run: NDArray[np.int32], recorded: RunsToCome | None, drawn: RunCalls
+) -> tuple[Workload, NDArray[np.int32], RunsToCome]:
+    """Return the requests of both in order of arrival, the run of each, -1 for none, and the runs: first *recorded*."""
     try:
         both = merged(workload, drawn.calls)
     except ValueError as error:
         raise ScenarioProblem(("applications",), f"{error} Give no prompts with this trace.") from error
     order = np.argsort(both.arrival_s, kind="stable")
-    run = np.concatenate([np.full(len(workload), -1, np.int32), drawn.run])
-    return both.select(order), run[order]
+    first, known = ((), ()) if recorded is None else (recorded.runs, recorded.applications)
+    runs = [*first, *(each._replace(application=each.application + len(known)) for each in drawn.runs.runs)]
+    to_come = replace(drawn.runs, applications=[*known, *drawn.runs.applications], runs=runs)
+    own = np.where(drawn.run >= 0, drawn.run + len(first), -1)
+    return both.select(order), np.concatenate([run, own])[order].astype(np.int32), to_come
+
+
+def graphs_wanted(scenario: Scenario, cluster: Cluster) -> bool:
+    """Return whether an order or prewarming asks what is known of applications."""
+    warms = cluster.prewarming == HERMES and (
+        bool(cluster.backends)
+        or any(one.adapters for one in scenario.models.values())
+        or any(one.prompts for one in scenario.applications)
+        or any(spec.sharing or spec.state == State.ASLEEP for spec in cluster.instances)
+    )
+    return warms or any(follows_runs(cluster.policy(key)) for key in cluster.endpoints)
 
 
 def expected_calls(scenario: Scenario) -> float:
@@ -187,8 +212,6 @@ def _window_s(scenario: Scenario, table: ApplicationOf) -> float:
 
 
 def _expected_runs(scenario: Scenario, table: ApplicationOf) -> float:
-    if table.begins_s is not None:
-        return float(len(table.begins_s))
     return (
         float(table.runs) if table.runs is not None else (table.runs_per_h or 0.0) * _window_s(scenario, table) / 3600
     )
@@ -222,8 +245,6 @@ class _Drawing:
                 name = names[at] if names else table.name or table.suite or (source.graph and source.graph.application)
                 application = self._application(number, str(name), of_run, table)
                 record = of_run.run(random)
-                if table.begins_s is not None and of_run.graph is not None:
-                    record = of_run.graph.records[at % len(of_run.graph.records)]
                 record = self._fitted(record, number, application)
                 due_in_s = self._due_in_s(record, application, table, random)
                 tenant = table.tenant if table.tenants == 1 else f"{table.tenant} {at % table.tenants + 1}"
@@ -245,10 +266,9 @@ class _Drawing:
         if table.graph is None:
             return _Source(table.suite or "", None)
         try:
-            known = None if table.known is None else demand_graph(msgspec.json.encode(table.known))
             if isinstance(table.graph, dict):
-                return _Source("", demand_graph(msgspec.json.encode(table.graph)), known)
-            return _Source("", demand_graph((self.folder / table.graph).read_bytes()), known)
+                return _Source("", demand_graph(msgspec.json.encode(table.graph)))
+            return _Source("", demand_graph((self.folder / table.graph).read_bytes()))
         except OSError as error:
             raise ScenarioProblem(("applications", number, "graph"), f"{table.graph}: {error.strerror}") from error
         except ValueError as error:
@@ -258,8 +278,6 @@ class _Drawing:
         """Return when runs begin."""
         from_s, window_s = 3600 * table.from_h, _window_s(self.scenario, table)
         count = round(_expected_runs(self.scenario, table))
-        if table.begins_s is not None:
-            return from_s + np.array(table.begins_s, np.float64)
         if table.arrivals is not None:
             file = self.folder / table.arrivals.file
             try:
@@ -303,24 +321,16 @@ class _Drawing:
     def _known(self, name: str, source: _Source, units: dict[str, Backend], table: ApplicationOf) -> KnownGraph | None:
         """Return what a dispatcher knows of an application; None for nothing, or where no order or prewarming asks."""
         predictions = self.scenario.predictions
-        orders = {ORDERINGS[self.cluster.policy(key).ordering] for key in self.cluster.endpoints}
-        warms = self.cluster.prewarming == HERMES and (
-            bool(self.cluster.backends)
-            or any(one.adapters for one in self.scenario.models.values())
-            or any(one.prompts for one in self.scenario.applications)
-            or any(spec.sharing or spec.state == State.ASLEEP for spec in self.cluster.instances)
-        )
-        if predictions.runs in ("exact", "none") or not (warms or orders & set(BY_RUN)):
+        if predictions.runs in ("exact", "none") or not graphs_wanted(self.scenario, self.cluster):
             return None
+        learns = any(self.cluster.policy(key).run_demand != "graph" for key in self.cluster.endpoints)
         served = [
-            _Served(model, self.longest[model], ServiceRate.of(self._profile(model)))
+            Served(model, self.longest[model], ServiceRate.of(self._profile(model)))
             for model in dict.fromkeys([table.model, *table.models.values()])
         ]
         if source.graph is None:
-            return _suite_graph(source.suite, served[0], predictions.recorded_runs, predictions.runs)
-        if source.known is not None:
-            units = units | _Source("", source.known).backends(table)
-        return _known_graph(name, units, source.learned(predictions.recorded_runs), served, predictions.runs)
+            return _suite_graph(source.suite, served[0], predictions.recorded_runs, predictions.runs, learns)
+        return known_graph(name, units, source.learned(predictions.recorded_runs), served, predictions.runs, learns)
 
     def _profile(self, model: str) -> Any:
         return self.cluster.reference_profile(next(key for key in self.cluster.endpoints if key[0] == model))

@@ -187,6 +187,7 @@ def named_workload(scenario: Scenario, trace: TraceOf, workload: Workload) -> Wo
     return replace(
         workload,
         arrival_s=workload.arrival_s / trace.speed if trace.speed != 1 else workload.arrival_s,
+        calls=workload.calls and workload.calls._replace(took_s=workload.calls.took_s / trace.speed),
         model=_named(workload.model, served, trace.models, trace.model, "model"),
         region=_named(workload.region, regions, {}, trace.region or regions[0], "region"),
         slo_class=_named(workload.slo_class, classes, {}, trace.slo_class or classes[0], "slo_class"),

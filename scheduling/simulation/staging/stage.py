@@ -19,6 +19,7 @@ from scheduling.simulation.simulator import Simulation, TimedEvent
 from scheduling.simulation.staging.applications import joined, runs_of
 from scheduling.simulation.staging.demand import demand_of, past_of
 from scheduling.simulation.staging.demand_minutes import DemandMinutes
+from scheduling.simulation.staging.recorded_runs import Graphs, no_graphs, recorded_runs
 from scheduling.simulation.staging.requests import requests_of
 from scheduling.simulation.staging.timed_events import timed_events_of
 from scheduling.simulation.state.placing import Fork
@@ -84,6 +85,8 @@ class Stage:
     until_s: float
     runs: RunsToCome | None = None
     """Application runs that requests belong to; None without any."""
+    knows_prefixes: bool = False
+    """Whether it is known which prompts share prefixes."""
     state: Fork | None = None
     """Running and waiting requests at the start; None: an idle fleet."""
     recent: Requests | None = None
@@ -142,40 +145,49 @@ SOURCE = Path("scenario")
 """Name in errors of a scenario without a file."""
 
 
-def stage(scenario: Scenario, path: Path = SOURCE, seed: int | None = None, workload: Workload | None = None) -> Stage:
+def stage(
+    scenario: Scenario,
+    path: Path = SOURCE,
+    seed: int | None = None,
+    workload: Workload | None = None,
+    graphs: Graphs = no_graphs,
+) -> Stage:
     """Make *scenario*, read from *path*, ready to run with *seed* (its own if None).
 
-    *workload* replaces the requests of its clients or trace. Raises ScenarioError, and TraceError when a
+    *workload* replaces the requests of its clients or trace; *graphs* is what is known of the applications of recorded
+    runs. Raises ScenarioError, and TraceError when a
     trace cannot be read.
     """
     try:
-        return _staged(scenario, path, scenario.seed if seed is None else seed, workload)
+        return _staged(scenario, path, scenario.seed if seed is None else seed, workload, graphs)
     except ScenarioProblem as problem:
         raise wrong_at(path, text_of(path), problem.key, str(problem)) from problem
 
 
-def _staged(scenario: Scenario, path: Path, seed: int, given: Workload | None) -> Stage:
+def _staged(scenario: Scenario, path: Path, seed: int, given: Workload | None, graphs: Graphs) -> Stage:
     cluster = cluster_of(scenario)
     workload, clipped = demand_of(scenario, cluster, path.parent, seed, given)
-    drawn, run = None, None
+    run, runs = recorded_runs(scenario, cluster, workload, graphs)
     if scenario.applications:
         drawn = runs_of(scenario, cluster, path.parent, seed)
-        workload, run = joined(workload, drawn)
+        clipped += drawn.clipped
+        workload, run, runs = joined(workload, run, runs, drawn)
     until_s = inf if scenario.until_h is None else 3600 * scenario.until_h
     last_s = min(until_s, float(workload.arrival_s[-1]))
     return Stage(
         scenario=scenario,
         path=path,
         cluster=cluster,
-        requests=requests_of(scenario, cluster, workload, seed, run),
+        requests=requests_of(scenario, cluster, workload, seed, None if runs is None else run),
         tenants=list(workload.tenant.names),
         left_out=workload.left_out,
-        clipped=clipped + (drawn.clipped if drawn is not None else 0),
+        clipped=clipped,
         scaled=_scaled(scenario, cluster),
         timed_events=timed_events_of(scenario, cluster, seed, last_s),
         seed=seed,
         until_s=until_s,
-        runs=None if drawn is None else drawn.runs,
+        runs=runs,
+        knows_prefixes=workload.prefix_block_tokens > 0,
     )
 
 

@@ -1,16 +1,17 @@
 """Edits of demand: more or less of it, earlier or later, longer or shorter, and what another tenant adds.
 
 They act on the requests themselves, wherever these come from, and draw from a separate seed: futures that share their
-edits get the very same requests.
+edits get the very same requests. More, fewer, earlier and later are whole runs, by their first calls.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.simulation.workload.columns import Coded, Floats, Ints, Workload
+from scheduling.simulation.workload.columns import Calls, Coded, Floats, Ints, Workload
 
 JITTER_S = 60.0
 """Width of the window around a request in which its copies arrive."""
@@ -61,13 +62,14 @@ class Factor:
         return np.where(self.scope.of(workload), self.of(workload.arrival_s), 1.0)
 
     def applied(self, workload: Workload, horizon_s: float, draw: np.random.Generator) -> Workload:
-        factor = self.of_each(workload)
+        first, _ = workload.wholes()
+        factor = self.of_each(workload)[first]
         whole = np.floor(factor)
-        copies = (whole + (draw.random(factor.size) < factor - whole)).astype(np.int64)
-        chosen = np.repeat(np.arange(copies.size), copies)
-        made = workload.select(chosen)
-        first = np.concatenate(([True], np.diff(chosen) > 0)) if chosen.size else np.empty(0, bool)
-        moved_s = np.where(first, 0.0, draw.uniform(-JITTER_S / 2, JITTER_S / 2, chosen.size))
+        counts = (whole + (draw.random(factor.size) < factor - whole)).astype(np.int64)
+        chosen = np.repeat(np.arange(counts.size), counts)
+        made, copy = workload.copied(chosen)
+        again = np.diff(chosen, prepend=-1) == 0
+        moved_s = np.where(again, draw.uniform(-JITTER_S / 2, JITTER_S / 2, chosen.size), 0.0)[copy]
         last_s = np.nextafter(horizon_s, 0.0) if np.isfinite(horizon_s) else np.inf
         return replace(made, arrival_s=np.clip(made.arrival_s + moved_s, 0.0, np.maximum(last_s, made.arrival_s)))
 
@@ -82,8 +84,10 @@ class Shift:
     def applied(self, workload: Workload, horizon_s: float, draw: np.random.Generator) -> Workload:
         arrival_s = workload.arrival_s
         span_s = horizon_s if np.isfinite(horizon_s) else float(arrival_s[-1]) + 1.0 if arrival_s.size else 1.0
-        inside = self.scope.of(workload) & (arrival_s < span_s)
-        return replace(workload, arrival_s=np.where(inside, (arrival_s + self.by_s) % span_s, arrival_s))
+        first, of = workload.wholes()
+        inside, began_s = (self.scope.of(workload) & (arrival_s < span_s))[first], arrival_s[first]
+        moved_s = np.where(inside, (began_s + self.by_s) % span_s, began_s)
+        return replace(workload, arrival_s=arrival_s - began_s[of] + moved_s[of])
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +186,21 @@ def merged(one: Workload, other: Workload) -> Workload:
         prefix_block_tokens=one.prefix_block_tokens or other.prefix_block_tokens,
         predicted_tokens=_predicted(one, other),
         asked=_asked(one, other),
+        calls=_calls(one, other),
         left_out=one.left_out + other.left_out,
     )
+
+
+def _calls(one: Workload, other: Workload) -> Calls | None:
+    if one.calls is None and other.calls is None:
+        return None
+    (run, *first), (later, *second) = (
+        Calls.none(len(each)) if each.calls is None else each.calls for each in (one, other)
+    )
+    later = np.where(later >= 0, later + run.max(initial=-1) + 1, later)
+    pairs: list[Any] = list(zip(first, second, strict=True))
+    columns: list[Any] = [_joined(*each) if isinstance(each[0], Coded) else np.concatenate(each) for each in pairs]
+    return Calls(np.concatenate([run, later]), *columns)
 
 
 def _asked(one: Workload, other: Workload) -> Coded | None:

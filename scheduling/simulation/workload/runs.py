@@ -29,6 +29,19 @@ class RunToCome(NamedTuple):
     record: RunRecord
     prompts: int = 0
     """Version of its units' system prompts."""
+    after: Sequence[Sequence[int]] | None = None
+    """Of recorded calls, by step: the steps that must have ended before; None: the one that led to it."""
+    gap_s: Sequence[float] = ()
+    """By step: seconds from their ends to its begin (thinking, tools), for a first one from that of the run; empty: none."""
+    failed: frozenset[int] = frozenset()
+    """Recorded calls that failed: where they fail again, those that came after them come too."""
+
+    @property
+    def follows(self) -> Sequence[Sequence[int]]:
+        """Return by step the steps that must have ended before it begins."""
+        if self.after is not None:
+            return self.after
+        return [[step.parent] if step.parent >= 0 else [] for step in self.record.steps]
 
 
 @dataclass(frozen=True, slots=True)

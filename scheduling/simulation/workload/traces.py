@@ -17,12 +17,13 @@ order and others may be present. Times are numbers, clock times since the start 
 import json
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
-from scheduling.simulation.workload.columns import Coded, Workload, buffered
+from scheduling.simulation.workload import prefix_groups
+from scheduling.simulation.workload.columns import Coded, Workload, buffered, calls_of
 from scheduling.table_files import DATE, MOST_TOKENS, UNREADABLE, Row, TraceError, csv_rows, open_text
 
 __all__ = [
@@ -55,6 +56,9 @@ TIME_COLUMNS = {
 }  # fmt: skip
 
 
+NO_CALL = "", "", "", None, None, ""
+
+
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
     """One request of a trace. A failed request of the original system has `output_tokens` 0."""
@@ -71,6 +75,10 @@ class TraceRequest:
     slo_class: str = ""
     session: str = ""  # the conversation that it is a turn of
     delay_s: float | None = None  # after the answer to the previous turn
+    call: tuple[str, str, str, float | None, float | None, str] = NO_CALL
+    """Application, run, unit, the run's deadline in seconds, milliseconds from its arrival to its end, and its outcome."""
+    step: int = 0  # number of the call in its run, from 1
+    prefix_groups: str = ""
     line: int = field(default=0, compare=False)  # of the file
 
 
@@ -220,8 +228,8 @@ def read_servegen(path: Path, seed: int = 0) -> Iterator[TraceRequest]:
 def read_ledger(path: Path, seed: int = 0) -> Iterator[TraceRequest]:
     """Yield requests as tenants sent them, from their own regions, including refused ones, some of them 0 long.
 
-    `manage.py simulate --export` writes microseconds in the order of arrival. The console's file has whole seconds, newest
-    first: `load_trace` sorts it, `read_trace` refuses it.
+    `manage.py simulate --export` writes microseconds in the order of arrival, with runs and prefix groups. The console's
+    file has whole seconds, newest first: `load_trace` sorts it, `read_trace` refuses it.
     """
     first_s: float | None = None
     for row in csv_rows(
@@ -230,6 +238,15 @@ def read_ledger(path: Path, seed: int = 0) -> Iterator[TraceRequest]:
         moment_s = row.moment_s("Arrived (UTC)", usual=DATE)
         first_s = moment_s if first_s is None else first_s
         values = row.values
+        application, run, groups = (values.get(name, "") for name in ("Application", "Run", "Prefix groups"))
+        due_s, took_ms = (row.number(name) if values.get(name) else None for name in ("Run due (s)", "E2E (ms)"))
+        step = row.count("Step") if values.get("Step") else 0
+        if run and application and "Step" in values and not step:
+            raise TraceError(path, row.line, "Step", "is missing: the number of the call in its run, from 1")
+        try:
+            prefix_groups.read(groups)
+        except ValueError as error:
+            raise TraceError(path, row.line, "Prefix groups", str(error)) from error
         yield TraceRequest(
             moment_s - first_s,
             row.tokens("Prompt (tokens)"),
@@ -238,6 +255,9 @@ def read_ledger(path: Path, seed: int = 0) -> Iterator[TraceRequest]:
             region=values.get("Own region") or values["Region"],
             tenant=values["Tenant"],
             slo_class=values["SLO class"],
+            call=(application, run, values.get("Unit", ""), due_s, took_ms, values.get("Outcome", "")),
+            step=step,
+            prefix_groups=groups,
             line=row.line,
         )
 
@@ -315,6 +335,7 @@ def load_trace(
     prefix_first, prefix_hashes = array("q", [0]), array("q")
     left_out = 0
     by_time = trace_format == "ledger"
+    ledger = list[TraceRequest]()
     read = (
         _plausible(path, trace_format, seed, unit) if by_time else read_trace(path, trace_format, seed=seed, unit=unit)
     )
@@ -337,6 +358,8 @@ def load_trace(
                     path, request.line, column, f"is the name of one {column} too many: over {MOST_NAMES:,}"
                 )
             codes[column].append(code)
+        if by_time:
+            ledger.append(request)
         prefix_hashes.extend(block if block < 2**63 else block - 2**64 for block in request.prefix_blocks)
         prefix_first.append(len(prefix_hashes))
     workload = Workload(
@@ -352,4 +375,30 @@ def load_trace(
         prefix_block_tokens=MOONCAKE_BLOCK_TOKENS if prefix_hashes else 0,
         left_out=left_out,
     )
-    return workload.sorted() if by_time else workload
+    return _with_calls(path, workload, ledger) if by_time else workload
+
+
+def _with_calls(path: Path, workload: Workload, requests: list[TraceRequest]) -> Workload:
+    """Return *workload* in the order of arrival, with the runs and the prefixes of *requests*, of our ledger.
+
+    Raises TraceError where the steps of a run are not in the order of arrival.
+    """
+    order = np.lexsort((np.array([each.step for each in requests]), workload.arrival_s))
+    workload, listed = workload.select(order), [requests[at] for at in order]
+    if not listed:
+        return workload
+    first, hashes = prefix_groups.prefixes_of([each.prefix_groups for each in listed])
+    before: dict[tuple[str, ...], int] = {}
+    for each in listed:
+        key = each.tenant, *each.call[:2]
+        if each.step and each.step <= before.get(key, 0):
+            raise TraceError(
+                path, each.line, "Step", f"is {each.step}, and run {key[2]} has had step {before[key]} before"
+            )
+        before[key] = each.step
+    calls = calls_of([each.tenant for each in listed], *zip(*(each.call for each in listed), strict=True))
+    arrival_s = workload.arrival_s - workload.arrival_s[0]
+    block = prefix_groups.BLOCK_TOKENS if any(each.prefix_groups for each in listed) else 0
+    return replace(
+        workload, arrival_s=arrival_s, prefix_first=first, prefix_hashes=hashes, prefix_block_tokens=block, calls=calls
+    )

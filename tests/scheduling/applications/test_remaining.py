@@ -142,6 +142,33 @@ def test_parallel_requests_and_branches_count_in_service():
     assert graph.branch_probabilities()["split", "map"] == 1.0
 
 
+def test_a_tool_between_two_llm_units_keeps_their_correlation():
+    random, units = np.random.default_rng(5), {"write": LLM, "test": Backend("tool", "t"), "mend": LLM}
+    graph = DemandGraph("app", units)
+    for written in random.uniform(100, 1_000, 300):
+        test = Step("test", 0, duration_s=random.uniform(1, 9))
+        graph.add(RunRecord((Step("write", -1, 50, written), test, Step("mend", 1, written, written))))
+    arrays = build(graph, dict.fromkeys(units, ServiceRate(0.0, 0.0, 1.0)))
+    for written in (150.0, 950.0):
+        known = np.array([[0.0, 5.0, 1.0]]), np.array([[50.0, written, 1.0]])
+        tested = Position(np.array([1]), np.array([0]), *known, np.array([1, 0, 0]))
+        for position, before in ((tested, 5.0), (at(graph, "write", 50.0, written, 1.0), written)):
+            left_s = remaining(arrays, position, 400, 1).service_s - before
+            assert left_s.mean() == pytest.approx(written, abs=120), "mended as long as what was written"
+
+
+def test_a_parallel_step_ends_with_its_longest_request_and_needs_the_sum():
+    """Of two requests at once the longer has 1.5 times the mean; of more it ends later still, of one with the mean."""
+    records = [RunRecord((Step("map", -1, 1, 100, parallelism=2, longest=150), Step("end", 0, 1, 10)))] * 9
+    graph = graph_of(records, "map", "end")
+    arrays = build(graph, dict.fromkeys(graph.units, ServiceRate(0.0, 0.0, 1.0)))
+    for count, ends in ((1, 100.0), (2, 150.0), (16, 100 * 1.5**2)):
+        drawn = remaining(arrays, at(graph, "map", 1.0, UNKNOWN, count), 5, 1)
+        assert drawn.path_s.tolist() == pytest.approx([ends + 10.0] * 5), count
+        assert drawn.service_s.tolist() == [count * 100.0 + 10.0] * 5
+    assert graph.path_s(records[0], dict.fromkeys(graph.units, ServiceRate(0.0, 0.0, 1.0))) == 160.0
+
+
 def test_other_backends_take_the_time_that_they_took():
     graph = DemandGraph("app", {"run": Backend("container", "python:3.12")})
     graph.add(RunRecord((Step("run", duration_s=12.0),)))
@@ -201,7 +228,7 @@ def test_calls_become_steps_with_causes_parallelism_and_branches():
     ]
     assert record_of(reversed(calls)).steps == (
         Step("plan", -1, 100, 10),
-        Step("map", 0, 300, 30, 0.0, 2),
+        Step("map", 0, 300, 30, 0.0, 2, longest=40),
         Step("image", 0, 50, 5),
         Step("join", 1, 60, 6),
     )

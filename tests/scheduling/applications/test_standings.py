@@ -189,8 +189,8 @@ def test_a_run_that_is_resumed_from_its_calls_stands_where_it_stood(steps):
     assert resumed.resume("a", "r", past[::-1]) is not None
     assert resumed.resume("a", "r", past) is None or not any(one.output_tokens for one in past)
     runs = [each.arrive(call(999, "plan", due_in_s=60.0, weight=2.0), now_s) for each in (followed, resumed)]
-    assert [runs[1].attained_s(), runs[1].steps, runs[1].last, runs[1].visits] == [
-        runs[0].attained_s(), runs[0].steps, runs[0].last, runs[0].visits
+    assert [runs[1].attained_s(), runs[1].steps, runs[1].last, runs[1].shown] == [
+        runs[0].attained_s(), runs[0].steps, runs[0].last, runs[0].shown
     ]  # fmt: skip
     runs[1].draws = runs[0].draws  # walks are numbered
     assert resumed.refreshed(runs[1], now_s) == followed.refreshed(runs[0], now_s)

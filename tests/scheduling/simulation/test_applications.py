@@ -188,7 +188,7 @@ def test_runs_begin_as_a_trace_has_it(tmp_path):
 @pytest.mark.parametrize(("tables", "message"), [
     (RUNS, r"applications\[0\]: give suite or graph, and not both"),
     (RUNS + 'suite = "XX"\n', r"applications\[0\].suite: must be one of EV, .*, LLMR, mix, not 'XX'"),
-    (RUNS.replace("runs = 12", 'suite = "EV"'), r"applications\[0\]: give one of runs, runs_per_h"),
+    (RUNS.replace("runs = 12", 'suite = "EV"'), r"applications\[0\]: give runs or runs_per_h, and not both"),
     (RUNS + 'suite = "mix"\nname = "x"\n', r"the mix has the names of the suite"),
     (RUNS.replace('"m"', '"n"') + 'suite = "CC"\n', r"applications\[0\].model: there is no model 'n'"),
     (RUNS.replace('"iw"', '"x"') + 'suite = "EV"\n', r"applications\[0\].slo_class: there is no class 'x'"),

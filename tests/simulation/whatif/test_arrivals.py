@@ -14,6 +14,7 @@ from controlplane.simulation.whatif import timing
 from controlplane.simulation.whatif.arrivals import drawn, expected_requests, forecast_arrivals, recent, recorded
 from controlplane.simulation.whatif.changes.applying import parsed
 from scheduling.fleet.state import RunningRequest, WaitingRequest
+from scheduling.simulation.workload.prefix_groups import as_text
 from tests.gateway.rows import served_row
 
 AT = datetime(2026, 11, 22, 14, 0, tzinfo=UTC)
@@ -21,17 +22,20 @@ AT = datetime(2026, 11, 22, 14, 0, tzinfo=UTC)
 
 def stream(**values):
     rates = {"start_s": -600.0, "window_s": 600.0, "mean": [1.0, 2.0], "lower": [0.5, 1.0], "upper": [1.5, 3.0]}
-    return {
-        "model": "m",
-        "region": "east",
-        "gaps": [],
-        "slo_class": ["fast", "slow"],
-        "tenant": ["acme", "zeta"],
-        "prompt_tokens": [10, 20],
-        "output_tokens": [30, 40],
-        "predicted_tokens": [31, 41],
-        "requests_per_s": rates,
-    } | values
+    where = {"model": "m", "region": "east"} | {name: values[name] for name in ("model", "region") if name in values}
+    moments = np.cumsum([0.0, *(values.get("gaps") or [0.0])])[:2]
+    rows = [
+        row(moments[0], *where.values(), "fast", "acme", 10, 30, 31),
+        row(moments[1], *where.values(), "slow", "zeta", 20, 40, 41),
+    ]
+    return {**where, "gaps": [], "rows": rows, "calls": 1.0, "requests_per_s": rates} | values
+
+
+def row(at_s, model, region, slo_class, tenant, prompt, output, predicted, *call):
+    """Return a row as a start keeps it."""
+    moment = (AT + timedelta(seconds=float(at_s))).isoformat()
+    call = call or ("", "", "", None, None, "done", "")
+    return [moment, model, region, slo_class, tenant, prompt, output, prompt, predicted, False, "", "weights", *call]
 
 
 def arrivals(*streams, horizon_s: float = 1200.0):
@@ -180,9 +184,10 @@ def test_what_has_not_ended_counts_as_long_as_it_will_be(rows):
     waits = waiting_request(arrival_s=-1.0, predicted_tokens=700)
     made, _ = forecast_arrivals(AT, 1800.0, [runs, waits])
     (one,) = made["streams"]
-    assert len(one["output_tokens"]) == 102
-    assert 1500 in one["output_tokens"]
-    assert one["output_tokens"][-1] == 700
+    outputs = [each[6] for each in one["rows"]]
+    assert len(outputs) == 102
+    assert 1500 in outputs
+    assert outputs[-1] == 700
     assert one["gaps"][-1] == pytest.approx(9.0)  # the last that ended came 10 s before, the one that waits 1 s
 
 
@@ -223,3 +228,27 @@ def test_an_estimate_counts_what_edits_of_demand_add():
     evenly = SimpleNamespace(arrivals={"kind": "clients"}, scenario={"clients": [{"requests_per_s": 2.0}]})
     burst = {"kind": "demand", "edit": "burst", "by": 3.0, "from_s": 0.0, "until_s": 300.0}
     assert count(evenly, 600.0, burst) == pytest.approx(2400)
+
+
+def test_whole_runs_are_drawn_also_those_that_began_before():
+    calls = [(run, step) for run in range(30) for step in range(3)]
+    rows = [
+        row(
+            40 * run + 15 * step, "m", "east", "fast", "acme", 64, 20, 20,
+            "agent", f"r{run}", "work", None, 5000.0, "done", as_text([7, 100 + run], 16),
+        )
+        for run, step in calls
+    ]  # fmt: skip
+    flat = {"start_s": 0.0, "window_s": 1200.0, "mean": [0.3], "lower": [0.3], "upper": [0.3]}
+    one = stream(rows=rows, gaps=[40.0] * 29, calls=3.0, requests_per_s=flat)
+    workload = drawn(arrivals(one), 1)
+    workload.check()
+    assert len(workload) == pytest.approx(360, rel=0.3)
+    runs = [np.flatnonzero(workload.calls.run == number) for number in np.unique(workload.calls.run)]
+    steps = [workload.calls.step[rows].tolist() for rows in runs]
+    assert {tuple(each) for each in steps} > {(1, 2, 3), (2, 3)}
+    assert all(np.ptp(workload.arrival_s[rows]) == pytest.approx(15 * (rows.size - 1)) for rows in runs)
+    assert all(workload.arrival_s[rows[0]] < 30 for rows, each in zip(runs, steps, strict=True) if each[0] > 1)
+    own = [set(workload.prefix_hashes[slice(*workload.prefix_first[rows[0] : rows[0] + 2])].tolist()) for rows in runs]
+    assert [len(each) for each in own] == [2] * len(runs)
+    assert len(set.union(*own)) == len(runs) + 1, "drawn runs share what all runs share, and nothing else"

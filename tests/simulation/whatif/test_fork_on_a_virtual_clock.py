@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from django.db.models import F
 
 from controlplane.accounts.models import Tenant
 from controlplane.dispatch.port import Backlog
@@ -154,6 +155,7 @@ def fork_and_continue(
     spare: float = 0.0,
     prompts: bool = False,
     named: bool = False,
+    runs: bool = False,
     before_fork: Callable[[RowsFleet], None] | None = None,
 ) -> Both:
     """Run the fleet of the rows, fork it at *at_s*, and run *after_s* more of both."""
@@ -168,12 +170,14 @@ def fork_and_continue(
     if before_fork is not None:
         before_fork(live)
     seen = live.seen()
-    hashes = {prompt.recorded for prompt in seen.prompts}
+    hashes = {prompt.tokens for prompt in seen.prompts if prompt.tokens}
     start = Start.model_validate_json(fork_of(seen, after_s).model_dump_json())
     assert start.state is not None
-    assert hashes.isdisjoint(prompt.recorded for prompt in start.state.prompts), "no hash of a prompt is stored"
+    assert hashes.isdisjoint(prompt.tokens for prompt in start.state.prompts), "no hash without a key is stored"
     live.let_come(asked[len(before) :])
     live.write_ledger()
+    if runs:
+        LedgerRow.objects.update(application="agent", run=F("request_id"))
     result = simulate(as_it_went(start, after_s))
     held = sorted(int(one.request_id[1:]) for one in start.state.requests)
     rows = list(LedgerRow.objects.filter(arrived_at__gte=start.at).order_by("arrived_at", "pk"))
@@ -212,6 +216,14 @@ def test_a_fork_decides_as_the_fleet_did(db, routing, ordering, options):
     both.decided_alike()
     for percentile in (50, 95):
         assert abs(both.ttft_off(percentile)) < 1e-4
+
+
+def test_the_first_calls_of_runs_come_in_a_fork_as_they_came(db):
+    make_fleet("join_shortest_queue", "fcfs")
+    both = fork_and_continue(after_s=60.0, runs=True)
+    assert np.isfinite(both.result.runs.ended_s).all()
+    assert both.result.runs.ended_s.size == len(both.rows)
+    both.decided_alike()
 
 
 RUN_ORDERS = ("application", "srpt", "hermes", "run_deadline", "run_slack", "qlm")

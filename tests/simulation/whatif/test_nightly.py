@@ -14,6 +14,7 @@ from scheduling.bundles import BUNDLES
 from scheduling.simulation.scenario import Scenario
 from tests.console.conftest import make_request  # noqa: F401 (a fixture)
 from tests.simulation.whatif import rows
+from tests.simulation.whatif.test_arrivals import row as stored
 from workers.tasks import simulation as tasks
 
 pytestmark = pytest.mark.django_db
@@ -145,10 +146,9 @@ def test_a_fork_leaves_out_models_without_a_profile(ledger):
     arrivals = {"kind": "forecast", "horizon_s": 60.0, "streams": []}
     for name in (MODEL, "tiny"):
         rates = {"start_s": 0.0, "window_s": 60.0, "mean": [2.0], "lower": [2.0], "upper": [2.0]}
-        stream = {"model": name, "region": "us-east", "gaps": [0.5], "requests_per_s": rates}
-        stream |= {"slo_class": ["interactive"] * 2, "tenant": ["acme"] * 2}
-        tokens = {f"{of}_tokens": [9, 9] for of in ("prompt", "output", "predicted")}
-        arrivals["streams"].append(stream | tokens)
+        rows_of = [stored(at_s, name, "us-east", "interactive", "acme", 9, 9, 9) for at_s in (0.0, 0.5)]
+        stream = {"model": name, "region": "us-east", "gaps": [0.5], "calls": 1.0, "requests_per_s": rates}
+        arrivals["streams"].append(stream | {"rows": rows_of})
     fork = Start(kind="fleet", at=ledger, scenario=selectors.present_scenario(), arrivals=arrivals)
     staged = stage_start(fork, Scenario.model_validate(fork.scenario), 1, (), 60.0)
     assert 0 < staged.requests.arrival_s.size == len(drawn(arrivals, 1)) - staged.left_out

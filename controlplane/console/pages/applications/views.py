@@ -1,15 +1,13 @@
 """Applications: their completion times, demand graphs, and runs."""
 
 from collections import Counter
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from django.contrib import messages
-from django.core.exceptions import ValidationError
 from django.db.models import F, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, redirect, render
-from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
@@ -27,19 +25,17 @@ from controlplane.applications.selectors import (
 from controlplane.applications.services import MAX_GRAPH_BYTES, calls_of, read_graph, warnings_of
 from controlplane.applications.services import import_graph as import_as_application
 from controlplane.applications.spans import expectations, rates_of, spans_of
-from controlplane.console.access.roles import fleet_role, may, signed_in
+from controlplane.console.access.roles import may, signed_in
 from controlplane.console.actions import back
 from controlplane.console.lists import list_page, viewer_of
 from controlplane.console.live.feed import feed
 from controlplane.console.pages.applications import timeline
 from controlplane.console.pages.applications.drawing import edges_of, layout
 from controlplane.console.pages.keys.examples import model_to_try
-from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.planning.parts import PARTS, PolicyPart
 from controlplane.resources.applications import APPLICATIONS, RANGE, orders_of, visible_applications, visible_runs
-from controlplane.resources.filters import Filters, number
+from controlplane.resources.filters import Filters
 from controlplane.resources.names import place_titles
-from controlplane.simulation.whatif.starts.runs import ORDERS, replay_orders
 from scheduling.applications.remaining import FEWEST_MATCHES
 
 RUNS_SHOWN = 20
@@ -180,8 +176,6 @@ def application(request: HttpRequest, pk: int) -> HttpResponse:
         "records": len(graph.records),
         "fewest": FEWEST_MATCHES,
         "models": [unit.backend for unit in units if unit.kind == "llm"],
-        "replays": ORDERS,
-        "ordering": ORDERING,
         "running": running,
         "axis": AXIS_TICKS,
         "runs": row.runs.filter(imported=False).exclude(ended_at=None)[:RUNS_SHOWN],
@@ -190,10 +184,6 @@ def application(request: HttpRequest, pk: int) -> HttpResponse:
         "in_range": dict(RANGE.options)[filters["hours"]].lower(),
     }
     return render(request, "console/applications/application.html", context)
-
-
-def page_of(row: Application) -> str:
-    return reverse("console:application", args=(row.pk,))
 
 
 @require_POST
@@ -212,22 +202,6 @@ def import_graph(request: HttpRequest) -> HttpResponse:
         return back(request, "console:applications")
     messages.success(request, f"{len(graph.records):,} records of {row} are imported.")
     return redirect("console:application", row.pk)
-
-
-@require_POST
-@fleet_role(Role.OPERATOR)
-def replay(request: HttpRequest, pk: int) -> HttpResponse:
-    """Submit a what-if that replays recorded runs with other orders."""
-    row = application_of(request, pk)
-    hours = number(request.POST.get("hours", "")) or 1
-    now, orders = timezone.now(), request.POST.getlist("order")
-    try:
-        made = replay_orders(row, orders, now - timedelta(hours=min(hours, 24)), now, user_of(request))
-    except (ActionError, ValidationError) as refusal:
-        text = " ".join(refusal.messages) if isinstance(refusal, ValidationError) else str(refusal)
-        messages.error(request, f"{text.rstrip('.')}.")
-        return back(request, page_of(row))
-    return redirect("console:what-if", made.pk)
 
 
 @require_safe

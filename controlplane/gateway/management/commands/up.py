@@ -29,6 +29,9 @@ class Command(BaseCommand):
         parser.add_argument(
             "--dispatchers", type=int, default=2, help="with relays: one decides, others stand by (default %(default)s)"
         )
+        parser.add_argument(
+            "--zones", nargs="+", default=[], help="zones in which these stand in turn (default: as here)"
+        )
         parser.add_argument("--no-demo", action="store_true", help="no demo rows, no emulated fleet, no traffic")
         parser.add_argument("--no-traffic", action="store_true", help="the emulated fleet, but no demo traffic")
 
@@ -41,6 +44,7 @@ class Command(BaseCommand):
             port=options["port"],
             relays=options["relays"],
             dispatchers=options["dispatchers"],
+            zones=tuple(options["zones"]),
             drain_s=settings.DRAIN_S,
             emulator_port=settings.EMULATOR_PORT,
             redis_url=settings.REDIS_URL if env.read().REDIS_URL.get_secret_value() else "",

@@ -144,8 +144,6 @@ class ApplicationChange(Change):
     def words(self, before: Values) -> str:
         table = self.application
         what = table.name or table.suite or "a graph"
-        if table.begins_s is not None:
-            return f"{len(table.begins_s)} recorded runs of {table.name} on {table.model}"
         runs = f"{table.runs} runs" if table.runs is not None else f"{table.runs_per_h:g} runs an hour"
         return f"{runs} of {'the application mix' if what == MIXED else what} on {table.model}"
 

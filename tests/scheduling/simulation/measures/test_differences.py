@@ -28,6 +28,7 @@ def log(served, waited_s=None, region=None, **values) -> Log:
         begin_s=arrival_s + (np.zeros(count) if waited_s is None else np.array(waited_s, float)),
         judged=np.ones(count, bool),
         met=np.ones(count, bool),
+        in_run=np.zeros(count, bool),
         moves=[],
         swaps=[],
         series=NONE,
@@ -42,6 +43,11 @@ def kinds(first, other):
 def test_equal_decisions_do_not_differ():
     one = log([0, 1, 2, -1], moves=[(5.0, "m", "east", 1, "why")])
     assert differences(one, replace(one, moves=[(5.0, "m", "east", 1, "another reason")])) == []
+
+
+def test_calls_of_runs_may_come_at_other_times():
+    one = log([0, 1, 2], in_run=np.array([False, True, True]))
+    assert differences(one, replace(one, arrival_s=one.arrival_s + one.in_run)) == []
 
 
 def test_other_requests_cannot_be_compared():

@@ -1,7 +1,6 @@
 """Traces in arrays, and the checks and selections of workloads."""
 
 import tracemalloc
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -137,10 +136,3 @@ def test_impossible_requests_are_named(values, message: str) -> None:
 def test_an_empty_workload_is_right() -> None:
     empty = workload().select(np.zeros(3, bool))
     empty.check()
-    assert len(empty.sorted()) == 0
-
-
-def test_sorting_starts_at_zero() -> None:
-    late = replace(workload(), arrival_s=np.array([9.0, 5.0, 7.0]))
-    assert late.sorted().arrival_s.tolist() == [0.0, 2.0, 4.0]
-    assert late.sorted().prompt_tokens.tolist() == [20, 30, 10]

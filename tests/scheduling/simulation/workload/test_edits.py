@@ -1,13 +1,14 @@
 """Edits of demand: how many requests there are after them, when they come, and that equal seeds give equal requests."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from scheduling.simulation.workload.columns import Coded, Workload
+from scheduling.simulation.workload.columns import Coded, Workload, calls_of
 from scheduling.simulation.workload.edits import Factor, LengthFactor, More, Retarget, Scope, Shift, edited, merged
 
 HORIZON_S = 3600.0
@@ -129,9 +130,27 @@ def test_prefixes_stay_with_their_requests():
     assert made.prefix_first.tolist() == [0, 0, 0, 0, 2, 3]
     assert made.prefix_hashes.tolist() == [7, 8, 9]
     doubled = edited(with_prefix, [Factor(Scope(), 2.0)], seed=1)
-    runs = [
-        tuple(doubled.prefix_hashes[a:b]) for a, b in zip(doubled.prefix_first, doubled.prefix_first[1:], strict=False)
-    ]
-    assert sorted(runs) == [(7, 8), (7, 8), (9,), (9,)]
+    runs = {tuple(doubled.prefix_hashes[a:b]) for a, b in pairwise(doubled.prefix_first)}
+    assert {(7, 8), (9,)} < runs
+    assert len(runs) == 4, "copies share nothing that only one request has"
     with pytest.raises(ValueError, match="different sizes"):
         merged(with_prefix, replace(with_prefix, prefix_block_tokens=16))
+
+
+def test_edits_are_of_whole_runs_and_keep_what_different_runs_share():
+    names = ["acme"] * 5, ["a"] * 5, ["r1", "r1", "r2", "", "r2"], [""] * 5, [None] * 5, [1000.0] * 5, ["done"] * 5
+    blocks = {"prefix_first": np.array([0, 2, 4, 5, 5, 6]), "prefix_hashes": np.array([1, 2, 1, 2, 1, 1])}
+    recorded = replace(workload(5), calls=calls_of(*names), **blocks, prefix_block_tokens=16)
+    made = merged(edited(recorded, [Factor(Scope(), 3.0), Shift(Scope(), 2.0)], seed=1), recorded)
+    lengths = sorted(np.bincount(made.calls.run[made.calls.run >= 0]).tolist())
+    assert lengths == [2] * (3 * 2 + 2)
+    runs = [np.flatnonzero(made.calls.run == number) for number in range(8)]
+    assert [made.calls.step[rows].tolist() for rows in runs] == [[1, 2]] * 8
+    began_s = {number: recorded.arrival_s[recorded.calls.run == number] for number in (0, 1)}
+    gaps = {float(round(np.ptp(each), 9)) for each in began_s.values()}
+    assert {float(round(np.ptp(made.arrival_s[rows]), 9)) for rows in runs} == gaps, (
+        "the calls of a run keep their gaps"
+    )
+    hashes, counts = np.unique(made.prefix_hashes, return_counts=True)
+    assert dict(zip(hashes.tolist(), counts.tolist(), strict=True))[1] == 4 * 4, "what both runs have, all copies share"
+    assert sorted(counts[hashes != 1].tolist()) == [2, 2, 4], "what one run has, no copy shares"
