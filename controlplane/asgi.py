@@ -230,7 +230,7 @@ async def follow_applications(gateway: Gateway, dispatching: Dispatching) -> Non
     job = gateway.jobs.add("applications", warming.PERIOD_S, "database")
     dispatcher = dispatching.dispatcher
     units = warming.UnitWarming(dispatcher.prewarming, gateway.owns)
-    graphs = GraphFeeder(dispatcher.runs, dispatching.owns)  # of each shard
+    graphs = GraphFeeder(dispatcher.runs, lambda: dispatching.serving if dispatching.owns() else ())
     try:
         while True:
             with job:

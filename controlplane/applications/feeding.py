@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -22,9 +22,8 @@ from scheduling.applications.standings import KnownGraph, PastCall
 PERIOD_S: Final = 5.0
 LEARN_AGAIN_S: Final = 60.0
 """Shortest time between two readings of the graph of one application: one takes 0.3 s of a thread."""
-FIRST_S: Final = 30.0
-"""After it took the regions, an owner reads `FIRST_READS` graphs at a time for at most so long."""
-FIRST_READS: Final = 10
+MAX_READS: Final = 10
+"""Graphs read at once."""
 RESUMED: Final = SESSION_IDLE
 """A run in progress is resumed if a call of it came within this."""
 STOPPED: Final = timedelta(days=1)
@@ -36,39 +35,34 @@ MAX_RESUMED: Final = 1_000
 
 
 class GraphFeeder:
-    """Feeds *runs*, those of the dispatcher, while this process *owns* the queues."""
+    """Feeds *runs*, those of the dispatcher, while this process owns *shards* of models."""
 
-    def __init__(self, runs: ApplicationRuns, owns: Callable[[], bool] = lambda: True) -> None:
-        self.runs, self.owns = runs, owns
+    def __init__(self, runs: ApplicationRuns, shards: Callable[[], Collection[str]]) -> None:
+        self.runs, self.shards = runs, shards
         self._due_s = -math.inf
         self._read: dict[int, tuple[datetime, float]] = {}
         """By application: the end of its latest run, and when its graph was read."""
-        self._owned_s: float | None = None
-        """Since when this process owns the queues, and has resumed runs."""
+        self._resumed: frozenset[str] = frozenset()
+        """Shards whose runs were resumed when this process took them over."""
 
     async def feed(self, now_s: float) -> None:
-        """Resume runs, and read a graph, once in `PERIOD_S`; just after this process took the regions, many each time."""
+        """Resume runs, and read graphs, once in `PERIOD_S`."""
         if now_s < self._due_s:
             return
-        await self.resume(now_s)
-        first = self._owned_s is not None and now_s - self._owned_s < FIRST_S
-        for _ in range(FIRST_READS if first else 1):
+        await self.resume()
+        for _ in range(MAX_READS):
             if not await self.tick(now_s):
                 break
-        else:
-            if first:  # there may be more
-                return
         self._due_s = now_s + PERIOD_S
 
-    async def resume(self, now_s: float) -> int:
-        """Once this process owns the queues, resume the runs in progress; return how many."""
-        if not self.owns():
-            self._owned_s = None
-            return 0
-        if self._owned_s is not None:
+    async def resume(self) -> int:
+        """Once this process owns another shard, resume the runs in progress that it does not know; return how many."""
+        shards = frozenset(self.shards())
+        if shards <= self._resumed:
+            self._resumed = shards
             return 0
         reports, ended = await database_sync_to_async(_in_progress)(timezone.now())
-        self._owned_s = now_s
+        self._resumed = shards
         for report in reports:
             self.runs.report(report)
         return self.runs.resume((application, run, calls) for (application, run), calls in ended.items())

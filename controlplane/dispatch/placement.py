@@ -31,7 +31,7 @@ class Placement:
     placed: Sequence[Callable[[Request, Replica], None]] = ()
     """Stages that act when an instance gets a request."""
 
-    owns: Callable[[], bool] = lambda: True  # whether this process may place
+    places: Callable[[str], bool] = lambda shard: True  # whether this process may place
     epochs: Mapping[str, int] = field(default_factory=dict)
     """Of this process as the owner, by shard."""
 
@@ -68,7 +68,7 @@ class Placement:
     def pump(self, endpoint: Endpoint) -> None:
         """Give out requests of *endpoint*, in order, while an instance has room or may have one more ahead."""
         topology, queue = self.topology, self.queue
-        if not queue.count(endpoint) or not self.owns():
+        if not queue.count(endpoint) or not self.places(endpoint.spec.shard):
             return
         policy, grouped = POLICY_CODES[endpoint.spec.policy.routing], queue.grouped(endpoint)
         while queue.count(endpoint):

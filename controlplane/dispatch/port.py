@@ -574,6 +574,16 @@ class Welcome(Record, frozen=True):
     clock_s: float
     owns: dict[str, int]
     """Epoch of each role that it owns."""
+    relays: tuple[int, ...] = ()
+    """Numbers of all that take part."""
+
+
+class Registered(Record, frozen=True):
+    """The relay has sent all that it has open of a shard to its new owner."""
+
+    relay: int  # number
+    shard: str  # role
+    relays: tuple[int, ...]  # that took part with the last owner, as far as this one knows
 
 
 class Bye(Record, frozen=True):
@@ -586,7 +596,7 @@ ForAllowances = Enter | Leave | LoadWanted
 OfAllowances = Entered | NotEntered | Load | Spent
 ForFigures = Arrived | Ended | RelayFigures
 ForQueues = Asked | Open | Advanced | Finished | Left | Backlog | PrefixWarmed | RunReport
-FromGateway = ForQueues | ForAllowances | ForFigures
+FromGateway = ForQueues | ForAllowances | ForFigures | Registered
 OfRequest = Held | Queued | Rerouted | Forward | FellBack | Waiting | Admission | Placed | Refused | Evict | Lost
 FromDispatcher = OfRequest | ServedModels | Room | Warm | WarmPrefix | OfAllowances
 FIRST = "shard 1"

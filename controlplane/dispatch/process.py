@@ -27,6 +27,7 @@ from controlplane.dispatch.monitoring.measures import Measures
 from controlplane.dispatch.observation import Observation
 from controlplane.dispatch.queues.commands import LOOK_S, Commands
 from controlplane.dispatch.queues.operations import QueueOperations
+from controlplane.dispatch.registrations import Registrations
 from controlplane.dispatch.relays import Relays
 from controlplane.dispatch.snapshot import Snapshot
 from controlplane.dispatch.solving import CelerySolver
@@ -93,7 +94,8 @@ class Dispatching:
         )
         self.solver = CelerySolver(settings.REDIS_URL)
         self.dispatcher = Dispatcher(topology, clock, deliver=self.relays.deliver, ask=self.solver.ask)
-        self.dispatcher.placement.owns = self.owns
+        self.registrations = Registrations(clock, REGISTERING_S if settings.DISPATCHER_BIND else 0.0)
+        self.dispatcher.placement.places = lambda shard: self.owns() and self.registrations.complete(shard)
         self.heartbeats = Heartbeats(
             self.dispatcher,
             self.owns,
@@ -130,11 +132,12 @@ class Dispatching:
             Budgets(clock, tokens_since),
             self.relays.deliver,
             lambda: self.serving.get(port.FIRST, 0) if lease.held else 0,
-            REGISTERING_S if settings.DISPATCHER_BIND else 0.0,
+            lambda: self.registrations.complete(port.FIRST),
         )
         self._takers: dict[type, Callable[[Any], None]] = dict.fromkeys(
             get_args(port.ForAllowances), self.allowances.take
         ) | dict.fromkeys(get_args(port.ForFigures), self.measures.take)
+        self._takers[port.Registered] = self.registrations.take
         """By kind of record; all others are the dispatcher's."""
         self.budgets_job = jobs.add("refresh-budgets", BUDGETS_S, "database")
         self.tune: Callable[[Values], object] = lambda values: None
@@ -204,6 +207,7 @@ class Dispatching:
 
     def _serve(self, shards: dict[str, int]) -> None:
         """Serve *shards* from now on, and announce it."""
+        self.registrations.begin(shards.keys() - self.serving.keys())
         self.serving = self.dispatcher.placement.epochs = shards
         self.relays.announce()
         self.announced()
@@ -231,7 +235,7 @@ class Dispatching:
     def pump(self) -> None:
         """Give out what has room since the fleet changed. Call some ten times a second."""
         self.dispatcher.prewarming.control.refresh_likely()
-        if self.topology.changed.is_set():
+        if self.registrations.look() or self.topology.changed.is_set():
             self.topology.changed.clear()
             self.dispatcher.pump_all()
 

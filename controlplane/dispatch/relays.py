@@ -94,7 +94,7 @@ class Relays:
                 self._forget(peer)
 
     def _welcome(self, session: int, owns: dict[str, int]) -> port.Welcome:
-        return port.Welcome(session, self._machine, self.clock(), owns)
+        return port.Welcome(session, self._machine, self.clock(), owns, tuple(self.peers))
 
     # To relays
 
@@ -175,8 +175,7 @@ class Relays:
         self.peers[hello.relay] = self._by_identity[identity] = peer
         if self._models is not None:  # before it is asked for any
             outbox.add(self._models)
-        outbox.add(self._welcome(hello.session, owns))
-        outbox.flush()
+        self.announce()
 
     def _outbox(self, identity: bytes) -> Outbox:
         def send(frame: bytes) -> None:
@@ -188,6 +187,7 @@ class Relays:
     def _end(self, peer: Peer) -> None:
         self._forget(peer)
         self._left(peer.relay)
+        self.announce()
 
     def _forget(self, peer: Peer) -> None:
         self.peers.pop(peer.relay, None)

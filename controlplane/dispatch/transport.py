@@ -34,6 +34,7 @@ MAX_RECORDS: Final = 1_000
 MAX_MESSAGES: Final = 100
 """Read at once, before other work of the event loop."""
 Out = TypeVar("Out")
+LeftOut = Callable[[Any], object]
 
 
 class Frame(msgspec.Struct, Generic[Out], array_like=True, gc=False):
@@ -73,19 +74,21 @@ of_relay = Decoder(ToDispatcher)
 of_dispatcher = Decoder(ToRelay)
 
 
-def encoded(session: int, number: int, records: Sequence[Record]) -> bytes:
-    """Return a frame of *records*, without those that msgpack cannot hold, as text with half a character in it."""
+def encoded(session: int, number: int, records: Sequence[Record], left_out: LeftOut | None = None) -> bytes:
+    """Return a frame of *records*. *left_out* gets those that msgpack cannot hold, as text with half a character in it."""
     try:
         return _encoder.encode((session, number, records))
     except (TypeError, ValueError, OverflowError):
-        return _encoder.encode((session, number, [each for each in records if _is_encodable(each)]))
+        return _encoder.encode((session, number, [each for each in records if _is_encodable(each, left_out)]))
 
 
-def _is_encodable(record: Record) -> bool:
+def _is_encodable(record: Record, left_out: LeftOut | None) -> bool:
     try:
         _encoder.encode(record)
     except (TypeError, ValueError, OverflowError):
         logger.exception("transport: a record cannot be sent: %s", type(record).__name__)
+        if left_out is not None:
+            left_out(record)
         return False
     return True
 
@@ -193,6 +196,8 @@ class Socket:
 class Outbox:
     """Records that leave together, after one iteration of the event loop, as numbered frames of a session."""
 
+    left_out: LeftOut | None = None
+
     def __init__(self, loop: AbstractEventLoop, send: Callable[[bytes], None], clock: Callable[[], float]) -> None:
         self.loop, self._send, self.clock = loop, send, clock
         self.session = 0
@@ -216,7 +221,7 @@ class Outbox:
             return
         self._records = []
         for at in range(0, len(records) or 1, MAX_RECORDS):
-            self._send(encoded(self.session, self._number, records[at : at + MAX_RECORDS]))
+            self._send(encoded(self.session, self._number, records[at : at + MAX_RECORDS], self.left_out))
             self._number += 1
         self.sent_s = self.clock()
 

@@ -39,6 +39,7 @@ GONE_S: Final = 5.0
 """Time without an owner after which what waits in a zone is forwarded. Takeovers take less."""
 MOVES_WITHIN_S: Final = 10.0
 """Time for which requests wait for the next owner of a model that was dealt to another shard."""
+NOT_ENCODED: Final = "A name in the request has half a character (a lone surrogate), or a number is too large."
 NONE: Final = ""
 """Shard of such a model: nobody is its owner."""
 
@@ -56,6 +57,7 @@ class Session:
         self._expected = 0
         self._socket = Socket(loop, zmq.DEALER, self._receive)
         self._outbox = Outbox(loop, self._socket.send, clock)
+        self._outbox.left_out = dispatchers.refuse
         self._socket.connect(address)
         self.begin()
 
@@ -133,7 +135,7 @@ class Session:
             there_s = (self.asked_s + self.heard_s) / 2
             self.shift_s = 0.0 if welcome.machine == self.dispatchers.machine else welcome.clock_s - there_s
             self.welcomed = True
-        self.dispatchers.owned(self, self.send, welcome.owns)
+        self.dispatchers.owned(self, self.send, welcome.owns, welcome.relays)
 
     def close(self) -> None:
         self.dispatchers.left(self)
@@ -173,6 +175,8 @@ class Dispatchers:
         """The owner of each role, and what takes its records."""
         self.epochs: defaultdict[str, int] = defaultdict(int)
         """The highest known of each role: placements of an earlier one are refused."""
+        self._relays: dict[str, tuple[int, ...]] = {}
+        """Numbers of the relays of the owner of each role, or of its last one."""
         self._served: dict[object, port.ServedModels] = {}
         """By who serves them."""
         self._models: dict[str, port.ServedModel] = {}
@@ -374,8 +378,8 @@ class Dispatchers:
                 if zone is not None:
                     self.receive(port.Forward(each.number, zone))
 
-    def owned(self, owner: object, send: port.Send, owns: dict[str, int]) -> None:
-        """Take in that *owner* owns these roles, by epoch: register with it what is open of those that it had not."""
+    def owned(self, owner: object, send: port.Send, owns: dict[str, int], relays: tuple[int, ...] = ()) -> None:
+        """Take in that *owner* owns these roles, by epoch, with *relays*: register what is open of those that it gained."""
         for role in [role for role, (other, _) in self.routes.items() if other is owner and role not in owns]:
             del self.routes[role]
         gained = set()
@@ -385,6 +389,8 @@ class Dispatchers:
                 continue
             self.epochs[role], self.routes[role] = epoch, (owner, send)
             gained.add(role)
+        known = {role: self._relays.get(role, ()) for role in gained}
+        self._relays |= dict.fromkeys(owns, relays)
         if not gained:
             return
         for opened in self.opened():
@@ -393,9 +399,16 @@ class Dispatchers:
                 self._send(self._assign(asked), opened)
         for record in self.entered() if FIRST in gained else ():
             self._send(FIRST, record)
+        for role in gained:
+            self._send(role, port.Registered(self.number, role, known[role]))
         kept, self._kept = self._kept, deque(maxlen=MAX_KEPT)
         for role, record in kept:
             self._send(role, record)
+
+    def refuse(self, record: port.FromGateway) -> None:
+        """Refuse the request of *record*, which cannot be passed on."""
+        if isinstance(record, port.Asked | port.Open):
+            self.receive(port.Refused(record.number, 400, "invalid_value", NOT_ENCODED, retry_after_s=None))
 
     def left(self, owner: object) -> None:
         """Take in that *owner* takes no records any longer."""

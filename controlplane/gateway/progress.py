@@ -318,8 +318,9 @@ class Progress(Struct, eq=False, kw_only=True):
             self.leave_instance()
 
     def interrupt(self, reason: Interrupt) -> None:
-        """Cancel the request's task; it finds the reason in `interrupted`."""
-        if self.state < RequestState.DONE and self.interrupted is None and self.task is not None:
+        """Cancel the request's task; it finds the reason in `interrupted`. One that is done waits for its instance's end."""
+        open_until = RequestState.FAILED if reason is Interrupt.DISCONNECT else RequestState.DONE
+        if self.state < open_until and self.interrupted is None and self.task is not None:
             self.interrupted = reason
             self.task.cancel()
 

@@ -61,8 +61,9 @@ class Views:
                 own = endpoint == at
                 moving = own & ((stage == Stage.COMING) | (stage == Stage.DRAINING))
                 # When the last one began to start or drain; without any, when the last one changed.
-                this["s"] = max(this["s"], min(now_s, since_s[moving if moving.any() else own].max()))
-                this["delta"] = 1 if serving > this["serving"] else -1
+                moved_s = min(now_s, since_s[moving if moving.any() else own].max())
+                if moved_s >= this["s"]:  # else it was there before, and was heard from only now
+                    this["s"], this["delta"] = moved_s, 1 if serving > this["serving"] else -1
             this["serving"], this["draining"] = serving, draining
             use, kv_use = self._use_now(fleet, members, at, view.waiting, now_s)
             views[at] = view._replace(

@@ -34,8 +34,8 @@ def dispatcher():
     return Dispatcher(Topology(), lambda: 0.0, deliver=lambda record: None)
 
 
-def feeder(dispatcher, owns=lambda: True):
-    return GraphFeeder(dispatcher.runs, owns)
+def feeder(dispatcher, shards=lambda: ["shard 1"]):
+    return GraphFeeder(dispatcher.runs, shards)
 
 
 def test_a_second_process_goes_by_what_the_first_one_saw(acme, application, running):
@@ -50,7 +50,7 @@ def test_a_second_process_goes_by_what_the_first_one_saw(acme, application, runn
     runs.arrive(RunCall(0, key, "now", "write", 300, 9, RATE), -written.began_s)
     runs.end(0, written.output_tokens, -written.ended_s)
 
-    assert async_to_sync(feeder(second).resume)(0.0) == 1
+    assert async_to_sync(feeder(second).resume)() == 1
     before, after = (
         each.runs.standings.refreshed(
             each.runs.standings.arrive(
@@ -67,18 +67,14 @@ def test_a_second_process_goes_by_what_the_first_one_saw(acme, application, runn
 
 
 def test_runs_are_resumed_when_a_process_takes_the_regions_and_not_before(acme, running):
-    owner, owned = dispatcher(), False
-    resume = async_to_sync(feeder(owner, lambda: owned).resume)
-    assert resume(1.0) == 0
-    assert not owner.runs.standings.runs
-    owned = True
-    assert resume(2.0) == 1
-    assert resume(3.0) == 0, "once"
-    owned = False
-    resume(4.0)
-    owner.runs.standings.runs.clear()
-    owned = True
-    assert resume(5.0) == 1, "it took them again"
+    owner, owned = dispatcher(), [[], ["shard 1"], ["shard 1"], [], ["shard 1"], ["shard 1", "shard 2"]]
+    resume = async_to_sync(feeder(owner, lambda: owned[0]).resume)
+    resumed = []
+    while owned:
+        resumed.append(resume())
+        owner.runs.standings.runs.clear()  # as if it knew none
+        owned.pop(0)
+    assert resumed == [0, 1, 0, 0, 1, 1], "once for each shard that is taken"
 
 
 def test_only_runs_that_are_not_idle_and_calls_that_ended_count(acme):
@@ -117,7 +113,7 @@ def test_units_that_run_and_deadlines_are_known_after_a_restart(acme, running):
             ended_at=ends,
         )
     owner, key = dispatcher(), (acme.pk, "review")
-    async_to_sync(feeder(owner).resume)(0.0)
+    async_to_sync(feeder(owner).resume)()
     run = owner.runs.standings.runs[key, "now"]
     open_units = {call.unit: number for number, (_, call) in run.calls.items()}
     assert set(open_units) == {"tests", "lint"}
@@ -137,7 +133,7 @@ def test_units_that_run_and_deadlines_are_known_after_a_restart(acme, running):
 def test_runs_that_were_stopped_are_refused_after_a_restart(acme, running):
     ApplicationRun.objects.filter(pk=running.pk).update(outcome=RunOutcome.STOPPED, closed_at=timezone.now())
     owner = dispatcher()
-    async_to_sync(feeder(owner).resume)(0.0)
+    async_to_sync(feeder(owner).resume)()
     assert owner.runs.is_stopped((acme.pk, "review"), "now")
     assert not owner.runs.is_stopped((acme.pk, "review"), "another")
 
@@ -147,4 +143,4 @@ def test_a_session_of_an_agent_is_resumed_after_minutes(acme, unit, resumed):
     values = {"application": "claude-code", "run": "session", "unit": unit}
     ledger_row(acme, arrived_at=timezone.now() - timedelta(minutes=10), **values)
     Application.objects.create(tenant=acme, name="claude-code")
-    assert async_to_sync(feeder(dispatcher()).resume)(0.0) == resumed
+    assert async_to_sync(feeder(dispatcher()).resume)() == resumed

@@ -1,11 +1,12 @@
 """What an operator and his workers do in `thousand`, in a process of their own: rows of the fleet, and rollouts.
 
 python -m tests.bench._thousand_rows seed JSON      rows of a new database
-python -m tests.bench._thousand_rows roll MODEL     roll MODEL out everywhere, and print one JSON object
+python -m tests.bench._thousand_rows roll MODEL...  roll the models out everywhere at once, and print one JSON object
 """
 
 import json
 import sys
+import threading
 import time
 from dataclasses import asdict
 
@@ -28,6 +29,7 @@ from controlplane.fleet.models import (  # noqa: E402
     Node,
     PerformanceProfile,
     Region,
+    Rollout,
     RolloutState,
     SloClass,
 )
@@ -82,22 +84,35 @@ def seed(regions: dict[str, str], models: list[str], instances: dict[str, list[s
         )  # fmt: skip
 
 
-def roll(model: str) -> dict[str, float]:
-    """Roll *model* out in every region, doing what beat and workers would do."""
-    addresses = {row.region.name: row.instances.first().url.rpartition("/")[0] for row in Deployment.objects.all()}
-    tasks.launcher_for = lambda row: EmulatedLauncher(addresses[row.deployment.region.name])
-    launching.EMULATED_STARTUP_S = 0.0
-    Deployment.objects.filter(model__name=model).update(max_num_seqs=63)
-    began_s, work_s = time.monotonic(), time.process_time()
-    begun = [rollouts.start(one, "bench", "roll", bake_s=0) for one in Deployment.objects.filter(model__name=model)]
-    while open_rollouts():
-        advance_rollouts()
+def carry_out(ended: threading.Event) -> None:
+    """Run the commands, and stop what is drained, as Celery's workers do beside beat's task."""
+    while not ended.wait(STEP_S / 2):
         for command in InstanceCommand.objects.filter(state=CommandState.PENDING).order_by("pk"):
             tasks.run_command(command.pk)
         for row in executor.drained():
             waited = timezone.now() - row.state_changed_at
             executor.finish_drain(row, 0 if waited > 2 * executor.DRAIN_SETTLE else None, executor.PLANNER)
+
+
+def roll(*models: str) -> dict[str, float]:
+    """Roll *models* out in every region, doing what beat and workers would do."""
+    addresses = {row.region.name: row.instances.first().url.rpartition("/")[0] for row in Deployment.objects.all()}
+    tasks.launcher_for = lambda row: EmulatedLauncher(addresses[row.deployment.region.name])
+    launching.EMULATED_STARTUP_S = 0.0
+    ended = threading.Event()
+    worker = threading.Thread(target=carry_out, args=[ended], daemon=True)
+    rolled = Deployment.objects.filter(model__name__in=models)
+    rolled.update(max_num_seqs=63)
+    began_s, work_s = time.monotonic(), time.process_time()
+    begun = [rollouts.start(one, "bench", "roll", bake_s=0) for one in rolled]
+    worker.start()
+    while open_rollouts():
+        advance_rollouts()
         time.sleep(STEP_S)
+        done = sum(one.up_to_date for one in Rollout.objects.filter(pk__in=[each.pk for each in begun]))
+        print(f"roll: {done} after {time.monotonic() - began_s:.0f} s", file=sys.stderr, flush=True)
+    ended.set()
+    worker.join()
     for one in begun:
         one.refresh_from_db()
         if one.state != RolloutState.SUCCEEDED:
@@ -113,5 +128,5 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["seed", text]:
             seed(**json.loads(text))
-        case ["roll", name]:
-            print(json.dumps(roll(name)))
+        case ["roll", *names]:
+            print(json.dumps(roll(*names)))

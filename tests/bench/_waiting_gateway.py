@@ -31,7 +31,7 @@ class WaitingGateway:
     def __init__(self, runs: int, waiting: int, instances: int) -> None:
         self.gateway = Gateway(ScalingLoop)
         self.dispatcher = self.gateway.dispatching.dispatcher
-        self.dispatcher.placement.owns = lambda: True  # without the database
+        self.dispatcher.placement.places = lambda shard: True  # without the database
         self.dispatcher.reordering.ask = None  # no other process proves orders here
         self.gateway.requests.on_event = lambda record: None  # nobody waits for the answers
         self.inventory = Inventory(

@@ -28,8 +28,10 @@ import aiohttp
 from yarl import URL
 
 from tests.bench._soak import accounting, lines, middle, mix, wrong
-from tests.bench._soak.killer import RELAYED, STEPS, Kill, Killer
+from tests.bench._soak.killer import OF_RAY, RELAYED, STEPS, Kill, Killer
 from tests.bench._soak.owners import Owners
+from tests.bench._soak.ray import MODEL as RAY_MODEL
+from tests.bench._soak.ray import Ray
 from tests.bench._soak.sheep import BlackSheep
 from tests.bench._soak.stack import Stack
 from tests.bench._soak.streams import MODEL, TENANT, Streams
@@ -62,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--streams", type=int, default=0, help="slow streams open at a time, instead of the demo's traffic"
     )
+    parser.add_argument("--ray", type=float, default=0.0, help="share of the streams on instances of a Ray cluster")
     parser.add_argument("--rate", type=float, default=10.0, help="new slow streams a second")
     parser.add_argument("--only", default="", help="parts to kill, with commas between; default is all")
     parser.add_argument("--no-rollout", action="store_true", help="no bad version and no revoked key in the middle")
@@ -89,7 +92,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         )
         try:
             link = stack.wait_until_up()
-            result, detail = asyncio.run(soak(stack, link, options, database))
+            ray = Ray(stack, around) if options.ray else None
+            result, detail = asyncio.run(soak(stack, link, options, database, ray))
             if not stack.ended:
                 stack.interrupt()
         finally:
@@ -108,12 +112,15 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def soak(
-    stack: Stack, link: str, options: argparse.Namespace, database: Server | None
+    stack: Stack, link: str, options: argparse.Namespace, database: Server | None, ray: Ray | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Run everything against *stack* for the given time; return (result, details)."""
     streams = Streams(stack, options.streams, options.rate, options.seed)
     if options.streams:
         await streams.prepare()
+    if ray is not None:
+        await ray.prepare()
+        streams.shares = {MODEL: 1.0 - options.ray, RAY_MODEL: options.ray}
     began_s, up_at = time.monotonic(), time.time()
     keys = await asyncio.to_thread(stack.keys, *mix.CLASSES)
     cookies = await asyncio.to_thread(stack.cookie, link)
@@ -126,10 +133,10 @@ async def soak(
     timeout = aiohttp.ClientTimeout(total=30)
     async with aiohttp.ClientSession(cookie_jar=jar, headers=writes, timeout=timeout) as session:
         restart = (lambda: database.control("-m", "fast", "restart")) if database else None
-        steps = RELAYED if options.relays else STEPS
+        steps = RELAYED + (OF_RAY if ray else ()) if options.relays else STEPS
         if options.only:
             steps = tuple(step for step in steps if set(step) <= set(options.only.split(",")))
-        killer = Killer(stack, session, options.pause, steps, restart)
+        killer = Killer(stack, session, options.pause, steps, restart, ray)
         operator = Operator(stack, session)
         until_s = began_s + options.minutes * 60
         tasks = [
@@ -167,9 +174,15 @@ async def soak(
     result, detail = judge(stack, clients, killer.kills, operator, memory, up_at, ended_at, stack_ended, left_taken)
     faults = [f"{_clock(at)} {name} {kind}" for at, name, kind in sheep.faults]
     result |= judge_owners(owners, killer.kills, ended_at)
+    if ray is not None:
+        result |= {"ray_lost_with_head": ray.lost}
     if options.streams:
         result |= {"streams_open_most": streams.most, "streams_open_left": len(streams.open)}
         result |= judge_finished(stack, streams, finished)
+        silences = defaultdict(list)
+        for kill in killer.kills:
+            silences[kill.part].append(streams.silence_s(kill.at))
+        result |= {"streams_asked_again": streams.asked_again, "silence_s": dict(silences)}
     return result | {"faults": len(faults)} | happened, detail | {"faults": faults}
 
 
@@ -188,15 +201,16 @@ def judge_finished(stack: Stack, streams: Streams, finished: int) -> dict[str, A
     between rows and clients, of what ended well. Without a killed relay any of the first was given twice; with one it may
     have been at its last token.
     """
-    query = "SELECT request_id, prompt_tokens, output_tokens FROM gateway_ledgerrow WHERE model = ?"
-    rows = {row["request_id"]: row for row in stack.rows(query, MODEL)}
+    query = "SELECT request_id, prompt_tokens, output_tokens FROM gateway_ledgerrow WHERE model LIKE ?"
+    rows = {row["request_id"]: row for row in stack.rows(query, f"{MODEL}%")}
     done = [one for one in streams.seen if one.end == "done"]
+    of_emulator = sum(one.model == MODEL for one in done)
     off = {
         name: sum(rows[one.request_id][name] for one in done if one.request_id in rows)
         - sum(getattr(one, name) for one in done)
         for name in ("prompt_tokens", "output_tokens")
     }
-    return {"streams_done": len(done), "finished_beyond_done": finished - len(done), "tokens_off_by": off}
+    return {"streams_done": len(done), "finished_beyond_done": finished - of_emulator, "tokens_off_by": off}
 
 
 async def go_wrong(
@@ -331,6 +345,7 @@ def judge(
         "traced": dict(Counter(printed.traced).most_common()),
         "unaccounted": total.examples(total.unaccounted),
         "failed_outside_kills": total.examples(total.failed_outside_kills),
+        "rows_lost": total.examples(total.lost_by_kill),
         "by_kind": {kind: dict(ends) for kind, ends in sorted(total.by_kind.items())},
         "kills": [f"{_clock(kill.at)} {kill.part} {_since(kill)}" for kill in kills],
         "recovery_s": recovery_s,

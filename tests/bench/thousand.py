@@ -1,9 +1,10 @@
 """A thousand emulated instances on fifty nodes in three regions, before one gateway process.
 
-In turn, under a modest load: nothing happens (the processor time of heartbeats and all other periodic work), one model is
-rolled out everywhere, and a region goes silent (its emulator is frozen) and answers again. Reported by phase: processor time
-of the gateway, requests, failures, and those that took longer than a second. Of the region: for how long requests that were
-sent after its silence began were still slow or failed, and how its share of the answers grew after it answered again.
+In turn, under a modest load: nothing happens (the processor time of heartbeats and all other periodic work), all models
+are rolled out everywhere at once, and a region goes silent (its emulator is frozen) and answers again. Reported by phase:
+processor time of the gateway, requests, failures, and those that took longer than a second. Of the region: for how long
+requests that were sent after its silence began were still slow or failed, and how its share of the answers grew after it
+answered again.
 """
 
 import argparse
@@ -26,6 +27,7 @@ import aiohttp
 import uvloop
 
 from tests.bench.gateway import KEY, ROOT, cpu_s, free_port, process, rss_mb, uvicorn
+from tests.postgres import server
 from tests.redis_server import RedisServer
 
 REGIONS = ("east", "north", "west")
@@ -44,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=24, help="of an answer; half of them are streamed")
     parser.add_argument("--seconds", type=float, default=30.0, help="of the phase in which nothing happens")
     parser.add_argument("--dark", type=float, default=25.0, help="seconds of the region's silence")
+    parser.add_argument("--postgres", action="store_true", help="instead of SQLite")
     parser.add_argument("--phases", nargs="*", choices=["idle", "roll", "region"], default=["idle", "roll", "region"])
 
 
@@ -163,7 +166,7 @@ class Bench:
 
     async def run(self) -> dict[str, Any]:
         options, result = self.options, dict[str, Any]()
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(300):
             while self.ready() < options.instances:  # noqa: ASYNC110
                 await asyncio.sleep(0.5)
         await asyncio.sleep(3.0)
@@ -209,7 +212,7 @@ class Bench:
         return {"jobs_ms": self.jobs()}
 
     async def roll(self) -> dict[str, Any]:
-        command = [sys.executable, "-m", "tests.bench._thousand_rows", "roll", self.load.models[0]]
+        command = [sys.executable, "-m", "tests.bench._thousand_rows", "roll", *self.load.models]
         child = await asyncio.create_subprocess_exec(*command, cwd=ROOT, env=self.environment, stdout=subprocess.PIPE)
         text, _ = await child.communicate()
         if child.returncode:
@@ -261,10 +264,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="pilothouse-bench-") as text, ExitStack() as stack:
         folder, redis, port = Path(text), RedisServer().start(), free_port()
         stack.callback(redis.stop)
+        database = stack.enter_context(server("max_connections=100")).url if options.postgres else ""
         environment = {
             "PILOTHOUSE_SECRET_KEY": "bench",
             "PILOTHOUSE_STATE_DIR": text,
             "REDIS_URL": redis.url,
+            "DATABASE_URL": database,
             "DJANGO_SETTINGS_MODULE": "controlplane.settings",
             "PYTHONWARNINGS": "ignore",
         }

@@ -50,6 +50,7 @@ RECORDS = [
     port.Enter(7, 1, 3, "m", 140, 2, 8, 60_000, rates=True, held=True),
     port.Leave(7, 120, "n"),
     port.LoadWanted(8, 1),
+    port.Registered(3, "shard 1", (3, 4)),
     port.Entered(7, ("acme: 81.00 of $100.00 a month",)),
     port.NotEntered(7, 429, "rate_limit_exceeded", "Reached.", 1.5, "insufficient_quota", ((b"x-budget", b"acme"),)),
     port.Load(8, 12),

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from controlplane.dispatch import port, relays, transport
 from controlplane.dispatch.lease import State
+from controlplane.dispatch.registrations import Registrations
 from controlplane.dispatch.relays import Relays
 from controlplane.dispatch.transport import Socket
 from controlplane.fleet.shards import in_zone
@@ -319,13 +320,13 @@ async def test_an_owner_that_was_away_for_long_begins_one_session_with_each_rela
     network.keeps = False
     assert len(network.kept) > 20
     welcome = installation.dispatchers[0]._welcome
-    installation.dispatchers[0]._welcome = lambda *given: begun.append(given) or welcome(*given)
+    installation.dispatchers[0]._welcome = lambda *given: begun.append(given[0]) or welcome(*given)
     for target, message in network.kept:
         target(message)
     for _ in range(3):
         await installation.pass_time()
     assert all(relay.routes for relay in installation.relays)
-    assert len(begun) == 2
+    assert len(set(begun)) == 2
 
 
 async def test_an_error_of_one_record_loses_no_other(installation):
@@ -389,6 +390,18 @@ def test_a_record_that_cannot_be_sent_keeps_no_other_back(what):
     assert transport.of_dispatcher.decode(transport.encoded(3, 5, records)).records == [port.Evict(7), port.Evict(8)]
 
 
+async def test_a_request_that_cannot_be_passed_on_is_refused(installation):
+    refused = []
+    for relay in installation.relays:
+        relay.receive = refused.append
+    installation.elect(0)
+    for _ in range(2):
+        await installation.pass_time()
+    installation.relays[0].send(replace(ASKED, number=7, run="half a character \ud800"))
+    await installation.pass_time()
+    assert [(one.number, one.status) for one in refused if isinstance(one, port.Refused)] == [(7, 400)]
+
+
 class TwoShards:
     owner, shards, roles = "relay", [port.FIRST, "shard 2"], {}
 
@@ -408,6 +421,8 @@ def sharded():
     )  # fmt: skip
     world.relay.owned("first", world.first.append, {port.FIRST: 1})
     world.relay.owned("second", world.second.append, {"shard 2": 1})
+    world.first.clear()
+    world.second.clear()
     return world
 
 
@@ -444,3 +459,28 @@ def test_a_process_that_stands_by_moves_requests_only_once_the_next_owner_knows_
     assert (sharded.first[1:], sharded.second) == ([port.Left(ASKED.number)], [])
     sharded.relay.received("second", served("m", shard="shard 2"))
     assert (sharded.first[2:], sharded.second) == ([], sharded.open)
+
+
+@pytest.mark.parametrize(
+    ("registered", "after_s"),
+    [
+        ({1: (1, 2), 2: (1, 2)}, 0.0),
+        ({1: (1, 2)}, 2.0),  # the other has gone meanwhile
+        ({1: (), 2: (1, 2)}, 0.0),  # one that has just begun knows no other
+        ({1: (), 2: ()}, 2.0),
+        ({}, 2.0),
+    ],
+)
+def test_an_heir_waits_for_the_relays_of_the_last_owner_and_for_none_longer_than_its_limit(registered, after_s):
+    clock = Clock()
+    registrations = Registrations(clock, 2.0)
+    registrations.begin([port.FIRST])
+    for relay, known in registered.items():
+        assert not registrations.look()
+        assert not registrations.complete(port.FIRST)
+        registrations.take(port.Registered(relay, port.FIRST, known))
+    clock.now_s += max(0.0, after_s - 0.1)
+    assert registrations.look() == (after_s == 0.0)
+    clock.now_s += 0.1
+    assert registrations.look() == (after_s > 0.0)
+    assert registrations.complete(port.FIRST)

@@ -102,7 +102,11 @@ def test_ray(agent, cluster, make_instance, region, gpu_type, deployment):
             row.refresh_from_db()
             return row.state == state
 
-        until(reached)
+        try:
+            until(reached)
+        except AssertionError:
+            commands = [f"{each.verb} {each.state} {each.error}" for each in row.commands.all()]
+            raise AssertionError(f"{row} is {row.state}: {row.state_reason}; {commands}") from None
 
     # Membership.
     until(lambda: set(Node.objects.values_list("name", "gpu_count")) == {("alone", 1), ("pair", 2)})
@@ -113,8 +117,8 @@ def test_ray(agent, cluster, make_instance, region, gpu_type, deployment):
     one = make_instance(state=S.STOPPED, launcher=Launcher.RAY, node=alone)
     command = services.start(one, "test", "more load")
     becomes(one, S.LOADING)
-    command.refresh_from_db()
-    assert (command.state, one.host, bool(one.process_id)) == (CommandState.DONE, "", True)
+    until(lambda: InstanceCommand.objects.get(pk=command.pk).state == CommandState.DONE)  # written after the instance
+    assert (one.host, bool(one.process_id)) == ("", True)
     until(lambda: answers(one.url))
     until(lambda: engine_logs.read(one, 20).lines)  # a first connection to Ray takes longer than a reader waits
     log = engine_logs.read(one, 20)

@@ -99,6 +99,18 @@ async def test_events_of_a_token_alone_are_not_parsed(loop, monkeypatch, events,
     assert passage.body == b"".join(events)
 
 
+@pytest.mark.parametrize("at_once", [True, False], ids=["in one piece", "and its end later"])
+async def test_an_answer_is_recorded_before_its_tenant_has_the_end(loop, at_once):
+    passage, body_then = Passage(), []
+    passage.responder.completed = lambda usage: body_then.append(b"".join(passage.written))
+    for data in (token(""), token("a", finish="stop")):
+        passage.connection.data_received(framed(data))
+    passage.connection.data_received(framed(DONE) + b"0\r\n\r\n" * at_once)
+    assert body_then
+    assert DONE not in body_then[0]
+    assert passage.body.endswith(DONE)
+
+
 async def test_a_tenant_who_does_not_read_is_waited_for(loop):
     passage = Passage()
     passage.connection.data_received(framed(token("")))
@@ -180,7 +192,7 @@ def carried(kind, pieces):
     call = Call.read(json.dumps(BODIES[kind] | {"stream": True}).encode(), kind, max_depth=64, most_bytes=10_000)
     ticket = SimpleNamespace(call=call, kept=Kept(), output_tokens=0)
     sent = []
-    responder = SimpleNamespace(held=[], write_now=lambda data: sent.append(data) or True)
+    responder = SimpleNamespace(held=[], write_now=lambda data: sent.append(data) or True, completed=print)
     stream = streams.KeptStream(ticket, responder, Usage(), lambda ticket: None)
     parsed, event_of = [], stream._event
     with pytest.MonkeyPatch.context() as patch:

@@ -361,6 +361,25 @@ async def test_the_next_owner_takes_up_what_waits_and_runs(fleet, how):
     assert not any(one.requests for one in dispatcher.topology.replicas.values())
 
 
+async def test_the_next_owner_gives_nobody_the_room_of_a_relay_that_registers_late(fleet):
+    heir = await fleet.dispatcher()
+    late, other = fleet.relays[0], await fleet.relay()
+    slowly(fleet, tokens=200)
+    async with streams([late], 4):
+        await until(lambda: sum(backend.running for backend in fleet.backends) == 4)
+        async with streams([other], MANY):
+            await until(lambda: len(fleet.owner.dispatching.dispatcher.requests) == 4 + MANY)
+            follow, late.gateway.dispatchers.follow = late.gateway.dispatchers.follow, lambda: None
+            stops_dead(fleet.owner)
+            await until(lambda: len(heir.dispatching.dispatcher.requests) == MANY)
+            assert not any(one.requests for one in heir.dispatching.topology.replicas.values())
+            assert [one.running for one in fleet.backends] == [2, 2]
+            late.gateway.dispatchers.follow = follow
+            await until(lambda: heir.dispatching.registrations.complete(port.FIRST))
+            await until(lambda: len(heir.dispatching.dispatcher.requests) == 4 + MANY)
+            assert [one.running for one in fleet.backends] == [2, 2]
+
+
 def endpoint_of(gateway):
     return gateway.dispatching.topology.endpoint("m", "east")
 

@@ -315,7 +315,14 @@ def _answers(subject: str) -> Iterator[None]:
         raise
     except ray.exceptions.GetTimeoutError as error:
         raise LaunchError(f"{subject}: its machine does not answer Ray in time.") from error
-    except (ray.exceptions.RayError, ray.exceptions.RpcError, ConnectionError, ValueError, RuntimeError) as error:
+    except (
+        ray.exceptions.RayError,
+        ray.exceptions.RpcError,
+        ConnectionError,
+        ValueError,
+        RuntimeError,
+        AssertionError,  # the class of an actor that is older than the head, which has lost it
+    ) as error:
         if isinstance(error, ConnectionError):
             _lost.set()
         raise LaunchError(f"{subject}: Ray answers {_in_one_line(error)}") from error

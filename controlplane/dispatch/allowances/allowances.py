@@ -23,8 +23,8 @@ class Held(Struct, eq=False):
 
 
 class Allowances:
-    """*term*: the epoch for which this process is the first dispatcher, 0 while it is not. At its begin relays have
-    *registering_s* to send what they hold.
+    """*term*: the epoch for which this process is the first dispatcher, 0 while it is not. *registered*: whether relays have
+    sent what they hold since its begin.
     """
 
     def __init__(
@@ -32,15 +32,15 @@ class Allowances:
         budgets: Budgets,
         deliver: Callable[[port.OfAllowances], None],
         term: Callable[[], int],
-        registering_s: float = 0.0,
+        registered: Callable[[], bool] = lambda: True,
     ) -> None:
         self.limits, self.budgets = Limits(), budgets
-        self.deliver, self.term, self.registering_s = deliver, term, registering_s
+        self.deliver, self.term, self.registered = deliver, term, registered
         self._held: dict[int, Held] = {}
         self._left: dict[int, Held] = {}
         """Of relays that were given up in the last minute; they may come back."""
         self._term = 0
-        self.ready, self._began_s = False, 0.0
+        self.ready = False
         self._waiting: list[port.ForAllowances] = []
         """For this process to be ready; where another one becomes the first dispatcher, relays ask that."""
         self._spent: set[int] = set()
@@ -93,7 +93,7 @@ class Allowances:
         await self.budgets.read()
         if term != self.term():  # it ended meanwhile
             return
-        if now_s >= self._began_s + self.registering_s:
+        if self.registered():
             self.ready = True
             self._answer_waiting()
         self._left = {number: each for number, each in self._left.items() if now_s - (each.left_s or 0.0) <= WINDOW_S}
@@ -101,7 +101,7 @@ class Allowances:
         await self.budgets.note()
 
     def _begin(self, term: int) -> None:
-        self._term, self.ready, self._began_s = term, False, self.budgets.clock()
+        self._term, self.ready = term, False
         self.limits = Limits()
         self._held, self._left, self._waiting = {}, {}, []
 

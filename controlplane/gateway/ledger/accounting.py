@@ -34,7 +34,9 @@ class Records:
         self.errors[error.status, error.code] += 1
 
     def close(self, progress: Progress, status: int) -> None:
-        """Record the end of *progress*, answered with *status*."""
+        """Record the end of *progress*, answered with *status*. Does nothing the second time."""
+        if progress.finished_s:
+            return
         progress.finished_s = self.clock()
         progress.status_code = progress.status_code or status
         progress.output_tokens = max(0, progress.output_tokens)

@@ -76,8 +76,19 @@ class Completions:
             await self._serve(progress, responder)
 
     async def _serve(self, progress: Progress, responder: Responder) -> None:
-        """Count, queue, place and carry *progress*, on another instance when one is lost, and complete it."""
+        """Count, queue, place and carry *progress*, on another instance when one is lost, and complete it.
+
+        Its row is in the journal before its client has the end of an answer: a process that is killed loses none.
+        """
         lost: InstanceLost | None = None
+
+        def completed(usage: Usage) -> None:
+            if progress.state is not RequestState.DONE:
+                if progress.call.kind.computes:
+                    progress.note_work(self.requests.clock(), usage)
+                self._finish(progress, usage)
+
+        responder.completed = completed
         try:
             if (entering := self.admission.entries.enter(progress)) is not None:
                 await entering
@@ -92,7 +103,8 @@ class Completions:
                 except InstanceLost as error:
                     lost = error
                     self.requests.place_again(progress, lost)
-            self.requests.finished(progress, usage)
+            if progress.state is not RequestState.DONE:
+                self._finish(progress, usage)
         except RefusedByInstance as refused:
             progress.fail(refused)
         except ApiError as error:
@@ -108,6 +120,8 @@ class Completions:
             # Not raised again: the request ends here, and the server would log each one as a failure of the application.
             if progress.task is not None:
                 progress.task.uncancel()
+            if progress.state is RequestState.DONE:  # its client left as it had everything
+                return
             if progress.interrupted is Interrupt.DISCONNECT:
                 progress.error_code = "client_disconnected"
                 progress.move(RequestState.CANCELLED)
@@ -120,3 +134,7 @@ class Completions:
             progress.error_code, progress.status_code = "internal_error", 500
             progress.move(RequestState.FAILED)
             raise
+
+    def _finish(self, progress: Progress, usage: Usage) -> None:
+        self.requests.finished(progress, usage)
+        self.records.close(progress, 200)

@@ -166,6 +166,8 @@ class Responder:
         """Whether errors have the shape of Anthropic's API."""
         self._looked_s = asyncio.get_running_loop().time()
         self._spoke = True  # something was written since then
+        self.completed: Callable[[Any], object] = lambda usage: None
+        """Called before the last bytes of an answer are written, perhaps more than once."""
         self.more_headers: Callable[[], list[tuple[bytes, bytes]]] = list
         """Called when the head of an answer other than an error is written."""
 

@@ -16,7 +16,7 @@ from yarl import URL
 from controlplane.dispatch.port import CUT, DEAD, ERROR, SILENT, Placed
 from controlplane.gateway.admission.validation import SPEECH, Kind
 from controlplane.gateway.errors import JSON_TYPE, STANDING_BY, ApiError
-from controlplane.gateway.progress import Interrupt, Progress
+from controlplane.gateway.progress import Interrupt, Progress, RequestState
 from controlplane.gateway.serving.http import Responder
 from controlplane.gateway.serving.open_requests import OpenRequests
 from controlplane.gateway.upstream import answers
@@ -136,6 +136,7 @@ class Upstream:
                 if usage.output_tokens is None:
                     usage.output_tokens = answers.estimated_tokens(answer)
                 self.requests.answered_whole(progress, said.first_token_s)
+                responder.completed(usage)
                 await responder.whole(200, JSON_TYPE[1], answer)
         except AdapterUnavailable as error:
             progress.adapter_failed = True
@@ -160,10 +161,6 @@ class Upstream:
             raise _lost(progress, placed, reason, _failure_of(error, was_sent=was_sent)) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if progress.interrupted is Interrupt.DISCONNECT and usage.whole:  # it left because it has everything
-                if task is not None:
-                    task.uncancel()
-                return usage
             if progress.interrupted in (Interrupt.RECLAIMED, Interrupt.STOPPED):
                 if task is not None:
                     task.uncancel()
@@ -177,7 +174,7 @@ class Upstream:
             raise
         finally:
             progress.leave_instance = progress.connection = None
-            if was_sent and not took_none and progress.call.kind.computes:
+            if was_sent and not took_none and progress.call.kind.computes and progress.state is not RequestState.DONE:
                 complete = connection is not None and connection.complete
                 ended_s = connection.heard_s if connection is not None and complete else self.requests.clock()
                 progress.note_work(ended_s, usage)
@@ -211,6 +208,7 @@ class Upstream:
         else:
             usage.update(answers.usage_in(connection.metadata))
         self.requests.answered_whole(progress, self.requests.clock() - progress.placed_s)
+        responder.completed(usage)
         if is_json:
             await responder.whole(200, JSON_TYPE[1], answer)
             return

@@ -125,6 +125,7 @@ class Stream:
             raise AnswerCutOff("the stream ended before it began")
         if not (self._usage.whole or self._unfinished <= 0):
             raise AnswerCutOff("the stream ended before its last event")
+        responder.completed(self._usage)
         await responder.finish()
 
     def _take(self, piece: bytes) -> bool:
@@ -141,6 +142,8 @@ class Stream:
             failure = error
         chunk = passed[0] if len(passed) == 1 else b"".join(passed)
         complete = self._connection is not None and self._connection.complete and self._usage.whole
+        if self._usage.whole:
+            self._responder.completed(self._usage)
         if complete and failure is None and not self._responder.held:
             self._responder.last += chunk
             taken = True

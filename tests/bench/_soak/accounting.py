@@ -7,9 +7,11 @@ process cut the connection or the write of the row.
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from tests.bench._soak.killer import Kill
+from tests.bench._soak.ray import MODEL as RAY_MODEL
 from tests.bench._soak.seen import End, Seen
 
 # Answers without a ledger row: requests without an owner, or that could not be queued.
@@ -25,7 +27,8 @@ TURNED_AWAY = frozenset({429})
 LEDGER_FLUSH_S = 1.5  # PILOTHOUSE_LEDGER_FLUSH_S, and the transaction
 SETTLES_S = {"web": 3.0, "emulator": 10.0}  # parts whose loss a tenant may notice, and for how long after
 BROKEN = frozenset({End.CUT, End.UNREACHED, End.LEFT})
-RELAY_CUTS_S = 1.0  # within which its clients see that it is gone
+RAYLET_CUTS_S = 10.0  # within which its streams end, where they cannot be continued
+RELAY_CUTS_S = 3.0  # within which its clients see that it is gone, on a busy machine
 MOST_EXAMPLES = 20
 
 
@@ -37,18 +40,19 @@ class Account:
     failed_outside_kills: list[tuple[Seen, str]] = field(default_factory=list)
     cut_by_kill: int = 0
     cut_before_a_byte: int = 0  # of those, what a client may send again
-    rows_lost_by_kill: int = 0
+    lost_by_kill: list[tuple[Seen, str]] = field(default_factory=list)
     failed_in_kills: int = 0
     turned_away: int = 0
     by_kind: dict[str, Counter[str]] = field(default_factory=dict)
 
     @property
     def rows_lost(self) -> int:
-        return self.rows_lost_by_kill + sum(why == "no row" for _, why in self.unaccounted)
+        return len(self.lost_by_kill) + sum(why == "no row" for _, why in self.unaccounted)
 
     def examples(self, which: list[tuple[Seen, str]]) -> list[str]:
         return [
-            f"{seen.kind} {seen.request_id}: {why} (client: {seen.end} {seen.status} {seen.code} {seen.why})"
+            f"{seen.kind} {seen.request_id}: {why} (client: {seen.end} {seen.status} {seen.code} {seen.why}, "
+            f"{datetime.fromtimestamp(seen.ended_at, UTC):%H:%M:%S.%f})"
             for seen, why in which[:MOST_EXAMPLES]
         ]
 
@@ -83,7 +87,7 @@ def _judge_row(total: Account, one: Seen, rows: list[dict[str, Any]], kills: lis
     ):
         total.cut_by_kill += 1
     elif not rows and any(one.ended_at - 0.2 <= kill.at <= one.ended_at + LEDGER_FLUSH_S for kill in web):
-        total.rows_lost_by_kill += 1
+        total.lost_by_kill.append((one, why))
     else:
         total.unaccounted.append((one, why))
 
@@ -132,6 +136,12 @@ def _excused(one: Seen, kills: list[Kill]) -> bool:
     """Whether a kill of web, relay or emulator may have failed it."""
     return any(
         _cut_by_relay(one, kill)
+        or (
+            kill.part == "raylet"
+            and one.model == RAY_MODEL
+            and one.status == 200
+            and 0 <= one.ended_at - kill.at <= RAYLET_CUTS_S
+        )
         or (kill.part in SETTLES_S and kill.covers(one.sent_at, one.ended_at, SETTLES_S[kill.part]))
         for kill in kills
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import aiohttp
 from celery import Celery
 
+from tests.bench._soak.ray import Ray
 from tests.bench._soak.stack import CHILD, Stack
 
 STEPS = (  # each alone, with pairs in between; no part twice in short succession
@@ -36,6 +37,8 @@ RELAYED = (  # with relays: nothing of these takes an instance away
     ("frozen owner",),
 )
 OWNER, FROZEN, POSTGRES = "owner", "frozen owner", "postgres"
+RAYLET, HEAD = "raylet", "Ray head"
+OF_RAY = ((RAYLET,), (HEAD,))
 FROZEN_S = 20.0
 BACK_WITHIN_S = 120.0
 HOLDS = "SELECT token FROM fleet_owner WHERE role = 'shard 1' AND token <> ''"
@@ -73,6 +76,7 @@ class Killer:
     pause_s: float
     steps: tuple[tuple[str, ...], ...] = STEPS
     restart_database: Callable[[], None] | None = None
+    ray: Ray | None = None
     kills: list[Kill] = field(default_factory=list)
     calm: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Nothing is killed while another holds it."""
@@ -98,6 +102,8 @@ class Killer:
             return await self._restart_database()
         if part == FROZEN:
             return await self._freeze()
+        if part in (RAYLET, HEAD):
+            return await self._kill_of_ray(part)
         of = "dispatcher" if part == OWNER else part
         pids = await asyncio.to_thread(self.stack.pids, of)
         victims = [await self._owner()] if part == OWNER else pids[:1]
@@ -136,6 +142,14 @@ class Killer:
         self.kills.append(done)
         await asyncio.to_thread(self.restart_database)
         await self._until_ready(done)
+
+    async def _kill_of_ray(self, part: str) -> None:
+        assert self.ray is not None
+        done = Kill(part, time.time())
+        self.kills.append(done)
+        with contextlib.suppress(TimeoutError):
+            await (self.ray.kill_machine() if part == RAYLET else self.ray.kill_head())
+            done.back_at = time.time()
 
     async def _until_ready(self, done: Kill) -> None:
         deadline_s = time.monotonic() + BACK_WITHIN_S

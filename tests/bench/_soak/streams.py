@@ -1,6 +1,7 @@
 """Many slow streams on instances of their own: open streams that cost little, each token counted."""
 
 import asyncio
+import itertools
 import json
 import math
 import random
@@ -51,6 +52,9 @@ BODY = {
     "ignore_eos": True,
 }
 TRIED_WITHIN_S = 150.0
+ATTEMPTS = 3  # as SDKs, where a connection breaks before an answer
+AGAIN_S = 0.5
+AFTER_KILL_S = 10.0
 
 
 @dataclass(slots=True)
@@ -61,6 +65,8 @@ class Streams:
     number: int
     rate_per_s: float
     seed: int
+    shares: dict[str, float] = field(default_factory=lambda: {MODEL: 1.0})
+    """Of each model."""
     seen: list[Seen] = field(default_factory=list)
     open: set[asyncio.Task[None]] = field(default_factory=set)
     most: int = 0
@@ -93,31 +99,49 @@ class Streams:
             while not stop.is_set():
                 next_s += draw.expovariate(self.rate_per_s)
                 await asyncio.sleep(max(0.0, next_s - time.monotonic()))
-                task = asyncio.create_task(self._one(session, max(2, round(tokens * draw.uniform(0.5, 1.5)))))
+                (model,) = draw.choices([*self.shares], [*self.shares.values()])
+                task = asyncio.create_task(self._one(session, model, max(2, round(tokens * draw.uniform(0.5, 1.5)))))
                 self.open.add(task)
                 task.add_done_callback(self.open.discard)
                 self.most = max(self.most, len(self.open))
             if self.open:
                 await asyncio.wait(self.open, timeout=TRIED_WITHIN_S)
 
-    async def _one(self, session: aiohttp.ClientSession, tokens: int) -> None:
-        one = Seen(f"soak-{uuid.uuid4().hex[:12]}", "slow stream", frozenset({200}), model=MODEL, slo_class=SLO_CLASS)
-        one.attempts = 1
-        try:
-            await self._read(session, one, tokens)
-        except TimeoutError:
-            one.left()
-        except aiohttp.ClientConnectorError as error:
-            one.end, one.why = End.UNREACHED, str(error)
-        except (aiohttp.ClientError, OSError) as error:
-            one.end, one.why = End.CUT, f"{type(error).__name__}: {error}"[:200]
-        one.ended_at = time.time()
+    async def _one(self, session: aiohttp.ClientSession, model: str, tokens: int) -> None:
+        kind = f"{model} stream"
+        one = Seen(f"soak-{uuid.uuid4().hex[:12]}", kind, frozenset({200}), model=model, slo_class=SLO_CLASS)
+        while one.attempts < ATTEMPTS:
+            one.attempts += 1
+            try:
+                await self._read(session, one, tokens)
+            except TimeoutError:
+                one.left()
+            except aiohttp.ClientConnectorError as error:
+                one.end, one.why = End.UNREACHED, str(error)
+            except (aiohttp.ClientError, OSError) as error:
+                one.end, one.why = End.CUT, f"{type(error).__name__}: {error}"[:200]
+            one.ended_at = time.time()
+            if one.status or one.end not in (End.CUT, End.UNREACHED):
+                break
+            await asyncio.sleep(AGAIN_S)
         self.seen.append(one)
+
+    @property
+    def asked_again(self) -> int:
+        return sum(one.attempts > 1 for one in self.seen)
+
+    def silence_s(self, at: float) -> float:
+        """Return the longest time without a first token of any stream that was not over at *at*, or began soon after."""
+        firsts = sorted(one.first_at for one in self.seen if at - AFTER_KILL_S < one.first_at < at + 2 * AFTER_KILL_S)
+        gaps = [late - early for early, late in itertools.pairwise(firsts) if early < at + AFTER_KILL_S and late > at]
+        return round(max(gaps, default=math.inf), 2)
 
     async def _read(self, session: aiohttp.ClientSession, one: Seen, tokens: int) -> None:
         url, events, usage = f"{self.stack.url}/v1/chat/completions", 0, None
         headers = {"X-Request-Id": one.request_id}
-        async with session.post(url, json=BODY | {"max_tokens": tokens}, headers=headers) as response:
+        async with session.post(
+            url, json=BODY | {"model": one.model, "max_tokens": tokens}, headers=headers
+        ) as response:
             one.status = response.status
             if response.status != 200:
                 error = (await response.json())["error"]

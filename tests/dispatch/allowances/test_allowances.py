@@ -263,7 +263,8 @@ class Relays:
             terms(4, BudgetKind.TOKENS, None, model="n"),
         ]
         budgets = Rows(lambda: self.now_s, rows, self.settled_usd)
-        self.allowances = Watched(budgets, self.deliver, lambda: term, REGISTERING_S if term > 1 else 0.0)
+        registered_s = self.now_s + (REGISTERING_S if term > 1 else 0.0)
+        self.allowances = Watched(budgets, self.deliver, lambda: term, lambda: self.now_s >= registered_s)
         self.allowances.world = self
         for relay in self.relays.values() if term > 1 else ():
             relay.lose()
