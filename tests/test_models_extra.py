@@ -225,4 +225,4 @@ def test_a_fork_of_the_live_fleet_uses_the_stand_in_forecaster(settings, deploym
     settings.FORECASTER = "mlstm"
     fleet = type("Fleet", (), {"deployments": {}})()
     made = scenario.scaling(fleet, {"endpoints": [{"model": "llama-3.1-8b", "region": "us-east"}]})
-    assert made["endpoints"][0]["forecaster"] == ""
+    assert made["endpoints"][0]["forecaster"] == BEST

@@ -13,7 +13,7 @@ def visible_keys(viewer: Viewer) -> QuerySet[ApiKey]:
 
 
 def visible_tenants(viewer: Viewer) -> QuerySet[Tenant]:
-    return viewer.tenants().select_related("default_slo_class").prefetch_related("slo_classes")
+    return viewer.tenants().select_related("default_slo_class").prefetch_related("slo_classes", "regions")
 
 
 def by_state(rows: QuerySet[ApiKey], shown: str) -> QuerySet[ApiKey]:

@@ -17,6 +17,7 @@ from scheduling.applications.standings import (
     key_in_run,
 )
 from scheduling.control.fleet import Fleet
+from scheduling.policy import EndpointPolicy
 from scheduling.queueing.ordering import BY_RUN, HERMES, ORDERINGS, Standing
 from scheduling.queueing.waiting_set import rekey, rerank
 
@@ -52,7 +53,8 @@ class Runs:
         any key changed.
         """
         fleet, waiting = self.fleet, self.fleet.waiting
-        by = fleet.endpoints[max(0, run.latest.endpoint) if run.latest is not None else 0].policy.run_demand
+        at = max(0, run.latest.endpoint) if run.latest is not None else 0
+        by = fleet.endpoints[at].policy.run_demand if fleet.endpoints else EndpointPolicy().run_demand
         standing = self.standings.refreshed(run, fleet.now_s, produced or fleet.produced(run.calls), by)
         slots = np.flatnonzero((waiting.run == run.number) & (waiting.position >= 0)).tolist()
         fleet.record_standing([*map(fleet.row_at, slots), *[row] * (row >= 0)], standing)

@@ -24,6 +24,7 @@ from controlplane.fleet.models import (
     Owner,
     Region,
     Rollout,
+    ScheduledMinimum,
     Stock,
     Swap,
     SwapGroup,
@@ -182,6 +183,9 @@ class World:
         Stock.objects.create(node=Node.objects.get(), name="zephyr-34b", source="zephyr/34b")
         Adapter.objects.create(name="zephyr-sql", base=deployment.model, source="zephyr/sql")
         WeightedTarget.objects.create(name="zephyr-chat", target=deployment.model.name)
+        ScheduledMinimum.objects.create(
+            name="zephyr-hours", model=deployment.model, instances=2, begins="08:00", ends="18:00"
+        )
         self.simulation = what_if_rows.scenario_run("zephyr-bot", "zephyr as it was")
         what_if_rows.furnish("zephyr as it could be", FLEET_REASON, now)
         self.what_if = WhatIf.objects.get(title="zephyr as it could be")

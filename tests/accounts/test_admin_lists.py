@@ -23,6 +23,7 @@ from controlplane.fleet.models import (
     InstanceCommand,
     Node,
     Rollout,
+    ScheduledMinimum,
     Swap,
     SwapGroup,
     Tier,
@@ -77,6 +78,9 @@ def build(inventory: Inventory) -> None:
     )
     MinuteRow.objects.create(minute=now, model="llama-3.1-8b", region="us-east", slo_class="interactive")
     WeightedTarget.objects.create(name="chat", target="llama-3.1-8b")
+    ScheduledMinimum.objects.create(
+        name="office", model=inventory.deployment.model, instances=2, begins="08:00", ends="18:00"
+    )
     Adapter.objects.create(name="llama-sql", base=inventory.deployment.model, source="acme/llama-sql")
     UnitBackend.objects.create(name="python:3.11", url="http://functions/warm", secret="s3cret")
     place = {"model": "llama-3.1-8b", "region": "us-east"}

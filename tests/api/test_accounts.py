@@ -28,7 +28,7 @@ class TestReading:
             create_api_key(acme, f"more-{number}", "test")
         with django_assert_num_queries(5):  # session, user, role, newest event, keys
             caller.get("keys")
-        with django_assert_num_queries(6):  # … tenants and their classes
+        with django_assert_num_queries(7):  # … tenants, their classes and regions
             caller.get("tenants")
 
     def test_me(self, sign_in, with_key, acme):

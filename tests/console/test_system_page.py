@@ -114,8 +114,8 @@ class TestProcesses:
         text = text_of(acting.get(reverse("console:system")))
         assert "gpu-a:17:a1b2 Serving 12 8 31% 5" in text
         assert "gpu-b:20:a1b2 Draining" in text
-        assert "shard 1 llama-3.1-8b gpu-a:18 Owned another 4 tcp://gpu-a:8201 Hand over… shard 1" in text
-        assert "shard 2 none gpu-b:19 Owned nobody 4 tcp://gpu-a:8201 shard 3 none gpu-b:19 No owner nobody" in text
+        assert "shard 1 llama-3.1-8b gpu-a:18 – Owned another 4 tcp://gpu-a:8201 Hand over… shard 1" in text
+        assert "shard 2 none gpu-b:19 – Owned nobody 4 tcp://gpu-a:8201 shard 3 none gpu-b:19 – No owner nobody" in text
 
     def test_a_shard_is_handed_over_and_says_so(self, acting, live, fleet_feed, owner_row):
         row = owner_row(name="gpu-a:18", wanted_at=timezone.now())

@@ -87,12 +87,12 @@ def test_a_zone_forwards_what_it_does_not_serve_or_has_no_room_for(instances, ru
         dispatcher.take(struct_replace(ASKED, number=number, zones=("eu",), region=""))
     topology.shares = {"west": 0.0} if dark else {}
     topology.settle_regions({"west"})
-    dispatcher.elsewhere = lambda model, zones, with_room: "" if (room if with_room else serves) else None
+    dispatcher.elsewhere = lambda model, zones, with_room, regions: "" if (room if with_room else serves) else None
     heard.clear()
     dispatcher.take(struct_replace(ASKED, number=7, zones=("eu",), region=""))
     assert [type(each) for each in heard if isinstance(each, Forward)] == [Forward] * forwarded
     assert (7 in dispatcher.requests) == (not forwarded and bool(instances))
-    dispatcher.elsewhere = lambda model, zones, with_room: "" if zones == ("eu",) else None
+    dispatcher.elsewhere = lambda model, zones, with_room, regions: "" if zones == ("eu",) else None
     dispatcher.sweep()
     waits = not forwarded and instances and (running or dark)
     assert [each.number for each in heard if isinstance(each, Forward)] == [7] * (forwarded or bool(waits))

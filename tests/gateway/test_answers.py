@@ -434,7 +434,7 @@ async def test_a_first_token_may_take_as_long_as_its_prompt_takes_many_times_ove
     async with await served.chat(stream=True) as response:
         assert response.status == 200
         assert (await response.text()).endswith("data: [DONE]\n\n")
-    monkeypatch.setattr(placement, "PREFILL_S", lambda fleet, instance, tokens: tokens * 0.02)
+    monkeypatch.setattr(placement, "plain_cost_s", lambda fleet, instance, tokens: (tokens * 0.02, 0.0))
 
     # As read from rows: the inventory that is read every second brings it again.
     for name, value in (("FIRST_TOKEN_S", 0.01), ("FIRST_TOKEN_FACTOR", 1.0)):

@@ -6,7 +6,7 @@ from controlplane.simulation.running import SMALL, warm_up
 from controlplane.simulation.whatif.start import Start, stage_start
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.workload.edits import Factor, LengthFactor, Scope
-from tests.simulation.whatif.test_arrivals import AT, arrivals, stream
+from tests.simulation.whatif.test_arrivals import AT, arrivals, row, stream
 
 
 def test_kernels_that_are_not_on_disk_are_left_to_the_first_run(monkeypatch):
@@ -30,9 +30,9 @@ def test_the_small_scenario_is_planned_and_served():
 def test_what_an_instance_serves_is_the_same_for_all_seeds_of_a_fork():
     values = {name: value for name, value in SMALL.items() if name not in ("clients", "demand")}
     scenario = Scenario.model_validate(values | {"demand": {"too_long": "clip"}})
-    of_class = {"slo_class": ["interactive"] * 40, "tenant": ["acme"] * 40, "gaps": [0.5] * 39, "region": "here"}
-    lengths = {"prompt_tokens": [100, 300] * 20, "output_tokens": [40, 80] * 20, "predicted_tokens": [40, 80] * 20}
-    start = Start(kind="fleet", at=AT, scenario=values, arrivals=arrivals(stream(**of_class, **lengths)))
+    of = [(100, 40, 40), (300, 80, 80)] * 20
+    drawn_from = [row(0.5 * at, "m", "here", "interactive", "acme", *lengths) for at, lengths in enumerate(of)]
+    start = Start(kind="fleet", at=AT, scenario=values, arrivals=arrivals(stream(region="here", rows=drawn_from)))
 
     def of_an_instance(seed, *edits):
         return capabilities(stage_start(start, scenario, seed, edits, 1200.0))

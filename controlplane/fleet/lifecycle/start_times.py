@@ -28,7 +28,7 @@ class MedianTime:
 
     seconds: float
     measured: int = 0
-    p95_s: float = 0.0
+    p95_s: float = field(default=0.0, compare=False)
 
     @classmethod
     def of(cls, took_s: Sequence[float]) -> "MedianTime":

@@ -13,6 +13,7 @@ from controlplane.simulation.whatif.models import FutureSeed, WhatIf, WhatIfStat
 from controlplane.simulation.whatif.results import curves_of
 from controlplane.simulation.whatif.start import Start, stage_start
 from tests.simulation.whatif import rows
+from tests.simulation.whatif.test_arrivals import stream
 from workers.tasks import simulation
 
 pytestmark = pytest.mark.django_db
@@ -183,16 +184,8 @@ def test_what_is_wrong_is_named(operator, changes, field, what):
 def test_too_many_requests_are_refused_before_they_are_drawn(operator, monkeypatch):
     """A factor of 10 on a week of a small fleet took 4 GB in each process, and more."""
     rates = {"start_s": 0.0, "window_s": 600.0, "mean": [1.0], "lower": [1.0], "upper": [1.0]}
-    stream = {
-        "model": "m",
-        "region": "east",
-        "gaps": [],
-        "slo_class": ["fast"],
-        "tenant": ["acme"],
-        "requests_per_s": rates,
-    }
-    stream |= {"prompt_tokens": [10], "output_tokens": [30], "predicted_tokens": [30]}
-    begin = rows.start() | {"arrivals": {"kind": "forecast", "horizon_s": 1200.0, "streams": [stream]}}
+    one = stream(requests_per_s=rates)
+    begin = rows.start() | {"arrivals": {"kind": "forecast", "horizon_s": 1200.0, "streams": [one]}}
     twice = {"kind": "demand", "edit": "factor", "by": 2.0}
     row = rows.draft(operator, start=begin, edits=[twice])
     monkeypatch.setattr(services, "MAX_REQUESTS", 2000)
