@@ -55,7 +55,8 @@ TABLE = {
     ),
     "groups of runs": ([GROUPED | {"group_order": "hermes"}] * 2, ["many runs", "classes"], (3, 6, 11, 12, 16, 17)),
     "two orders within groups": (
-        [GROUPED | {"group_order": "hermes"}, GROUPED], ["many runs", "classes"], (0, 3, 10, 12, 17),
+        [GROUPED | {"group_order": "hermes", "run_demand": "graph"}, GROUPED | {"run_demand": "graph"}],
+        ["many runs", "classes"], (0, 3, 10, 12, 17),
     ),
     "adapters of runs": ([of(ordering="application"), of()], ["runs", "prewarmed adapters"], (0, 5, 11, 12, 13, 16, 17)),
     "system prompts": ([of("least_delay", "application")] * 2, ["system prompts", "prewarmed adapters"],
