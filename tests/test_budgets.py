@@ -41,7 +41,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "controlplane/tuning": (355, 280),
     "controlplane/usage": (1033, 810),
     "forecasting": (272, 210),
-    "forecasting/lengths": (3302, 3449),
+    "forecasting/lengths": (3302, 3302),
     "forecasting/workload": (2348, 1780),
     "scheduling": (1563, 1480),
     "scheduling/applications": (2373, 1821),
