@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import permutations
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace as struct_replace
@@ -10,10 +11,13 @@ from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet import inventory
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, Inventory, ModelSpec
 from controlplane.dispatch.live_fleet.topology import Topology
-from controlplane.dispatch.port import Forward
+from controlplane.dispatch.port import FIRST, Forward
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Region
 from controlplane.fleet.selectors import near_zones
+from controlplane.fleet.shards import in_zone
+from controlplane.gateway.admission.keys import Words
+from controlplane.gateway.dispatchers import Dispatchers
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
 from scheduling.routing.regions import latency_ms
@@ -123,6 +127,33 @@ def test_the_nearest_zone_is_the_one_with_the_nearest_region(db):
         Region.objects.create(name=name, title=name, zone=zone, latency_ms=far)
     near = near_zones(dict(Region.objects.values_list("name", "zone")))
     assert near == {"": ("eu", "us"), "eu": ("us", ""), "us": ("eu", "")}
+
+
+@pytest.mark.parametrize(
+    ("zone", "regions", "serving", "asked_in", "forwarded_to"),
+    [
+        ("", (), ("", "eu", "asia"), "", "eu"),
+        ("", ("berlin",), ("", "eu", "asia"), "eu", None),
+        ("eu", ("berlin", "tokyo"), ("", "eu", "asia"), "eu", "asia"),
+        ("", ("berlin", "tokyo"), ("", "asia"), "asia", None),
+        ("", ("berlin",), ("", "asia"), "eu", None),  # refused or held there
+        ("", (), ("asia",), "asia", None),
+        ("asia", ("east",), ("", "eu", "asia"), "", None),
+    ],
+)
+def test_a_request_comes_only_to_zones_that_have_a_region_of_its_tenants(
+    zone, regions, serving, asked_in, forwarded_to
+):
+    near = {"": ("eu", "asia"), "eu": ("", "asia"), "asia": ("", "eu")}
+    words = Words(regions={"east": "", "berlin": "eu", "paris": "eu", "tokyo": "asia"}, near=near)
+    relay = Dispatchers.__new__(Dispatchers)
+    roles = {in_zone(FIRST, each): each for each in serving}
+    relay.zone, relay.near, relay._has_zones, relay._shards, relay._gone = "", words.zones, True, {}, set()
+    relay.lease, relay.routes, relay.rooms = SimpleNamespace(roles=roles), roles, {role: {"m": 5} for role in roles}
+    zones = relay.zones_for("m", zone, regions)
+    assert zones == (asked_in,)
+    assert relay.elsewhere("m", zones, True, regions) == forwarded_to
+    assert relay.elsewhere("m", ("", "eu", "asia"), True, regions) is None
 
 
 @pytest.mark.django_db
