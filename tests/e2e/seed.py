@@ -52,7 +52,7 @@ def fleet() -> list[dict[str, Any]]:
     """Write the demonstration fleet, started, with some faults; return the feed's view of it."""
     seed_all()
     operator = User.objects.get(username="operator")
-    for row in Instance.objects.all():
+    for row in Instance.objects.exclude(state=InstanceState.STOPPED):  # a member of a swap group
         services.move(row, InstanceState.LOADING, actor="launcher", reason="its server started")
         services.move(row, InstanceState.READY, actor="gateway", reason="it answers health and metrics")
     services.move(Instance.objects.get(name=DRAINED), InstanceState.DRAINING, actor=operator, reason="driver update")

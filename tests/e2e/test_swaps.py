@@ -3,24 +3,20 @@
 import pytest
 from playwright.sync_api import expect
 
-from controlplane.fleet.models import Instance, Swap, SwapGroup
+from controlplane.fleet.models import Instance, Swap
 from tests.e2e.conftest import keep
 
-AWAKE, ASLEEP = "llama-3-1-8b-us-west-3", "llama-3-2-3b-us-west-2"
+AWAKE, ASLEEP = "llama-3-2-3b-us-west-2", "llama-3-1-8b-us-west-3"
+"""The demo's swap group."""
 
 
 @pytest.fixture
 def shared(console):
-    group = SwapGroup.objects.create(name="us-west-1")
-    before = Instance.objects.filter(name=ASLEEP).values("node", "state").get()
-    Instance.objects.filter(name=ASLEEP).update(
-        node=Instance.objects.get(name=AWAKE).node, state="sleeping", sleep_level=1
-    )
-    Instance.objects.filter(name__in=(AWAKE, ASLEEP)).update(swap_group=group)
+    asleep = Instance.objects.filter(name=ASLEEP)
+    before = asleep.values("state").get()
+    asleep.update(state="sleeping", sleep_level=1)
     yield console
-    Instance.objects.filter(swap_group=group).update(swap_group=None, sleep_level=None)
-    Instance.objects.filter(name=ASLEEP).update(**before)
-    group.delete()
+    asleep.update(**before, sleep_level=None)
 
 
 @pytest.mark.gate
