@@ -61,4 +61,5 @@ advices = st.none() | st.builds(
     made_at_s=st.floats(0, 3000),
     valid_until_s=st.floats(0, 8000),
     soon_instances=st.none() | st.integers(0, 20),
+    deferred_tokens_per_s=st.floats(0, 20_000),
 )
