@@ -90,7 +90,7 @@ def seed(environment: dict[str, str], urls: dict[str, str]) -> None:
 
 def uvicorn(target: str, port: int, http: str = "controlplane.listening:HttpProtocol") -> list[str]:
     return [sys.executable, "-m", "uvicorn", target, "--port", str(port), "--no-access-log", "--log-level", "warning",
-            "--loop", LOOP, "--http", http, "--lifespan", "on"]  # fmt: skip
+            "--loop", LOOP, "--http", http, "--lifespan", "on", "--timeout-keep-alive", "75"]  # fmt: skip
 
 
 def rss_mb(pid: int) -> float:
