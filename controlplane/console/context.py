@@ -1,7 +1,7 @@
 """Context of every console template: navigation, and freshness of the live numbers."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from django.http import HttpRequest
@@ -19,52 +19,72 @@ LOST_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Section:
+    """A page of an entry, which its tabs name; `pages` are those that are reached from it."""
+
     url_name: str
+    label: str
+    pages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
     label: str
     icon: str
     key: str  # second key of the shortcut `g …`
-    pages: tuple[str, ...] = ()  # further pages of the entry
+    sections: tuple[Section, ...]
+
+    @property
+    def url_name(self) -> str:
+        return self.sections[0].url_name
+
+    def section_of(self, page: str) -> Section | None:
+        return next((one for one in self.sections if page == one.url_name or page in one.pages), None)
 
 
-FLEET = (
-    Entry("overview", "Overview", "overview", "o"),
-    Entry("instances", "Instances", "instances", "i", ("instance",)),
-    Entry("nodes", "Nodes", "nodes", "h"),
-    Entry("requests", "Requests", "requests", "r", ("request",)),
-)
-SERVE = (
-    Entry("models", "Models", "models", "d", ("deploy", "deployed")),
-    Entry("queues", "Queues", "queues", "q"),
-    Entry("batches", "Batches", "batches", "b", ("batch", "spot")),
-    Entry("applications", "Applications", "applications", "a", ("application", "run")),
-)
-PLAN = (
-    Entry("forecast", "Forecast", "forecast", "f"),
-    Entry("scaling", "Scaling", "scaling", "s", ("plans", "plan", "moves")),
-    Entry("what-ifs", "What-if", "what-if", "w", ("what-if", "new-what-if")),
-    Entry("lengths", "Lengths", "lengths", "l"),
-)
-TENANTS = (
-    Entry("usage", "Usage", "usage", "u"),
-    Entry("keys", "API keys", "keys", "k"),
-)
-API = Entry("api-docs", "API", "api", "c")
-SYSTEM = (
-    Entry("system", "System", "system", "y"),
-    Entry("alerts", "Alerts", "alerts", "n"),
-    Entry("settings", "Settings", "settings", "t"),
-    Entry("events", "Events", "events", "e", ("event",)),
-    API,
-)
+def _entry(label: str, icon: str, key: str, *pages: str) -> Entry:
+    return Entry(label, icon, key, (Section(pages[0], label, pages[1:]),))
+
+
+OVERVIEW = _entry("Overview", "overview", "o", "overview")
+FLEET = Entry("Fleet", "instances", "f", (
+    Section("instances", "Instances", ("instance", "rollout")), Section("nodes", "Nodes"), Section("spot", "Spot pool"),
+))  # fmt: skip
+REQUESTS = _entry("Requests", "requests", "r", "requests", "request")
+MODELS = Entry("Models", "models", "m", (
+    Section("models", "Models", ("deploy", "deployed", "targets")), Section("forecast", "Forecast"), Section("lengths", "Lengths"),
+))  # fmt: skip
+QUEUES = _entry("Queues", "queues", "q", "queues")
+BATCHES = _entry("Batches", "batches", "b", "batches", "batch")
+APPLICATIONS = _entry("Applications", "applications", "a", "applications", "application", "run")
+SCALING = Entry("Scaling", "scaling", "s", (
+    Section("scaling", "Scaling"), Section("plans", "Plans", ("plan",)), Section("moves", "Moves"),
+))  # fmt: skip
+WHAT_IF = _entry("What-if", "what-if", "w", "what-ifs", "what-if", "new-what-if")
+USAGE = Entry("Usage and keys", "usage", "u", (Section("usage", "Usage"), Section("keys", "API keys")))
+API = Section("api-docs", "API")
+SYSTEM = Entry("System", "system", "y", (
+    Section("system", "System"), Section("alerts", "Alerts"), Section("events", "Events", ("event",)),
+    Section("settings", "Settings"), API,
+))  # fmt: skip
+OF_OPERATORS = "system"
+"""The section that viewers do not see."""
 
 
 def navigation(request: HttpRequest) -> list[tuple[str, tuple[Entry, ...]]]:
     """Return groups of entries with their headings; only pages that this user can open."""
     if may(request, Role.VIEWER):
-        system = SYSTEM if may(request, Role.OPERATOR) else SYSTEM[1:]
-        return [("", FLEET), ("Serve", SERVE), ("Plan", PLAN), ("Tenants", TENANTS), ("System", system)]
-    return [("", (TENANTS[0], FLEET[-1], *SERVE[-2:], PLAN[-1], TENANTS[1])), ("System", (API,))]
+        system = SYSTEM
+        if not may(request, Role.OPERATOR):
+            system = replace(SYSTEM, sections=tuple(one for one in SYSTEM.sections if one.url_name != OF_OPERATORS))
+        return [
+            ("", (OVERVIEW, FLEET, REQUESTS)),
+            ("Serve", (MODELS, QUEUES, BATCHES, APPLICATIONS)),
+            ("Plan", (SCALING, WHAT_IF)),
+            ("Administer", (USAGE, system)),
+        ]
+    lengths = _entry("Lengths", "lengths", "l", "lengths")
+    return [("", (USAGE, REQUESTS, BATCHES, APPLICATIONS, lengths, replace(SYSTEM, label="API", icon="api", sections=(API,))))]
 
 
 def freshness(state: LiveState) -> dict[str, str]:
@@ -90,12 +110,14 @@ def console(request: HttpRequest) -> dict[str, object]:
         return {"version": __version__}
     match = request.resolver_match
     role, problems = role_of(request), feed.latest().problems
+    entries, page = navigation(request), match.url_name if match and match.app_name == "console" else ""
     return {
         "version": __version__,
         "zone": timezone.get_current_timezone_name(),
         "base_url": request.build_absolute_uri("/").rstrip("/"),
-        "navigation": navigation(request),
-        "page_name": match.url_name if match and match.app_name == "console" else "",
+        "navigation": entries,
+        "page_name": page,
+        "entry": next((one for _, group in entries for one in group if one.section_of(page or "")), None),
         "fleet_role": role,
         "is_operator": may(request, Role.OPERATOR),
         "sees_admin": may(request, Role.ADMIN),
