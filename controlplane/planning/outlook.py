@@ -1,6 +1,7 @@
 """Demand over time, as counted and as forecast, beside the capacity of instances: one truth for every page.
 
-All of it in the unit of capacity, prompt and output tokens per second of the classes that plans count, interactive and deferred.
+All of it is in the unit of capacity, prompt and output tokens per second of the classes that plans count: interactive and
+deferred.
 """
 
 from collections import defaultdict
@@ -45,6 +46,8 @@ class Outlook:
     """Least capacity from each of these moments on, by scheduled minimums; empty without any."""
     forecast: Forecast | None
     """The newest."""
+    note: str
+    """What a simpler forecaster, which stands in, says of it."""
     accuracy: Accuracy
     """Of past forecasts within the range."""
     unforecast: int
@@ -111,6 +114,7 @@ def see(model: str, region: str, hours: float, now: datetime) -> Outlook:
         planned=_planned(model, region, now, loads) if known else None,
         scheduled=_scheduled(model, region, starts[0], starts[-1] + timedelta(seconds=window_s)),
         forecast=newest,
+        note=next((row.note for row in forecasts if row.note), ""),
         accuracy=selectors.accuracy(expected, counted),
         unforecast=_unforecast(model, region, forecasts, now),
     )

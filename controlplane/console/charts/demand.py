@@ -28,18 +28,11 @@ HEADER = (
 )
 
 
-def outlook_of(model: str, now: datetime, region: str = "", hours: float = 0.0) -> Outlook:
-    """Return the outlook of *model* in *region* (empty: of all), read once in ten seconds; 0 *hours* are three times as far
-    back as forecasts look ahead.
-    """
-    hours = hours or BACK * tuned().FORECAST_WINDOWS * tuned().FORECAST_WINDOW_S / 3600
-    key = ("outlook", model, region, hours, int(now.timestamp()) // EVERY_S)
-    return once(key, lambda: see(model, region, hours, now).since_known())
-
-
-def demand_and_capacity(model: str, now: datetime, size: str = "medium", region: str = "", hours: float = 0.0) -> Chart:
-    """Return the chart of `outlook_of`."""
-    return demand_chart(outlook_of(model, now, region, hours), model, region, size)
+def demand_and_capacity(model: str, now: datetime, size: str = "medium") -> Chart:
+    """Return the chart of *model*, or of all (empty), built once in ten seconds: three times as far back as forecasts go."""
+    hours = BACK * tuned().FORECAST_WINDOWS * tuned().FORECAST_WINDOW_S / 3600
+    key = (KEY, model, size, hours, int(now.timestamp()) // EVERY_S)
+    return once(key, lambda: demand_chart(see(model, "", hours, now), model, "", size))
 
 
 def _field(expected: Sequence[ForecastWindow | None], name: str) -> Values:
@@ -71,7 +64,8 @@ def _band(times: Sequence[datetime], outlook: Outlook, share: int) -> list[Serie
 
 
 def demand_chart(outlook: Outlook, model: str, region: str, size: str) -> Chart:
-    """Draw *outlook*: demand, forecast bands, capacity steps, and the least capacity by the clock."""
+    """Draw *outlook* of *model* in *region*: demand, forecast bands, capacity, and its least by the clock."""
+    outlook = outlook.since_known()
     length = timedelta(seconds=outlook.window_s)
     now = timezone.localtime(outlook.now)
     starts = [timezone.localtime(start) for start in outlook.starts]

@@ -10,7 +10,7 @@ from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role, may
-from controlplane.console.charts.demand import demand_chart, outlook_of, unforecast_words
+from controlplane.console.charts.demand import demand_chart, unforecast_words
 from controlplane.console.lists import list_page
 from controlplane.console.live.feed import feed
 from controlplane.console.live.views import live_context, of_charts
@@ -31,6 +31,7 @@ from controlplane.fleet.models import Deployment, Model
 from controlplane.fleet.rollouts.selectors import statuses
 from controlplane.gateway import targets
 from controlplane.planning.models import PolicyMode, ScalingPolicy, mode_of
+from controlplane.planning.outlook import see
 from controlplane.planning.parts import PARTS
 from controlplane.planning.titles import title_of
 from controlplane.resources.filters import Filters, Select, every, last_hours
@@ -76,7 +77,7 @@ def model(request: HttpRequest, name: str) -> HttpResponseBase:
         Select("region", "Region", every("regions", [(each.region, each.title) for each in row.there])),
         Select("hours", "Time range", last_hours(*RANGES_H), "6"),
     )
-    outlook = outlook_of(name, now, filters["region"], int(filters["hours"]))
+    outlook = see(name, filters["region"], int(filters["hours"]), now)
     titles = {each.region: each.title for each in row.there}
     chart = demand_chart(outlook, name, titles.get(filters["region"], ""), "large")
     if (answer := of_charts(request, [chart], f"{name.replace('/', '-')}-{{}}")) is not None:
