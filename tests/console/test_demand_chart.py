@@ -226,7 +226,10 @@ def test_demand_forecast_and_load_are_of_the_same_classes(furnished, live):
     assert endpoint.load.demand_tokens_per_s == pytest.approx(of_interactive * 10 / 9, rel=1e-3)
     interactive = max(
         sum(sums)
-        for sums in zip(*(selectors.latest_forecast(*SERIES, quantity).mean for quantity in Quantity), strict=True)
+        for sums in zip(
+            *(row.mean for row in selectors.forecasts_in_force("tokens", NOW - timedelta(days=1), "")[SERIES]),
+            strict=True,
+        )
     )
     assert row.peak.mean == endpoint.peak.mean == outlook.peak.mean == pytest.approx(interactive * 10 / 9, rel=0.01)
     assert endpoint.forecast_load == outlook.peak.mean / outlook.capacity_now

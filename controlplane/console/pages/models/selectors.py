@@ -128,10 +128,6 @@ class ModelRow:
         return sum(endpoint.most for endpoint in self.there)
 
     @property
-    def of_most(self) -> Ratio:
-        return self.ready / self.most if self.most else None
-
-    @property
     def usd_per_hour(self) -> float:
         return sum(endpoint.load.usd_per_hour for endpoint in self.there)
 
