@@ -124,7 +124,7 @@ def _deployments(name: str) -> dict[str, Any]:
     """Return the deployments with their engine settings, and the rollouts that need attention."""
     standing, columns = statuses(model=name), [Deployment._meta.get_field(each) for each in ENGINE]
     return {
-        "engine": columns,
+        "shown": [each for each in columns if any(getattr(status.deployment, each.name) for status in standing)],
         "deployments": [
             (each, each.deployment, [(column, getattr(each.deployment, column.name)) for column in columns])
             for each in standing
