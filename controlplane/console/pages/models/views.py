@@ -21,7 +21,6 @@ from controlplane.console.pages.models.selectors import (
     adapters_served,
     classes_of,
     model_rows,
-    regions,
     tiles,
 )
 from controlplane.console.pages.scaling.tables import bundle_choices
@@ -53,7 +52,6 @@ def models(request: HttpRequest) -> HttpResponseBase:
         request,
         MODELS,
         known=rows,
-        regions=regions(),
         fleet=state.tile() or {},
         tiles=tiles(rows),
         versions=lengths.version_rows(now),
@@ -69,7 +67,7 @@ def models(request: HttpRequest) -> HttpResponseBase:
 def model(request: HttpRequest, name: str) -> HttpResponseBase:
     now, state = timezone.now(), feed.state()
     drawn_after = str(since.newest())
-    row = next((row for row in model_rows(state, now) if row.name == name), None)
+    row = next(iter(model_rows(state, now, name)), None)
     if row is None:
         raise Http404(f"There is no model {name}.")
     filters = Filters(
