@@ -1,6 +1,6 @@
 """Operations endpoints that answer from memory and never wait for the database: `/healthz`, `/readyz`, `/metrics`, and
-vLLM's `/health`, `/ping` and `/version`, which its clients call before anything else. Of the database are only the figures of
-capacity in `/metrics`, which a scrape reads if they come soon."""
+vLLM's `/health`, `/ping` and `/version`, which its clients call before anything else. Only the figures of capacity in
+`/metrics` are the database's; a scrape leaves them out if they take long."""
 
 import asyncio
 import hmac
@@ -158,8 +158,8 @@ class Operations:
         self.collector.capacity = None
         if self.gateway.dispatching is not None and self.gateway.database_job.ok:
             try:
-                read = database_sync_to_async(read_capacity)()
-                self.collector.capacity = await asyncio.wait_for(read, CAPACITY_WAIT_S)
+                async with asyncio.timeout(CAPACITY_WAIT_S):
+                    self.collector.capacity = await database_sync_to_async(read_capacity)()
             except (TimeoutError, Error):
                 pass
         return 200, PROMETHEUS_TYPE, generate_latest(self.registry)
