@@ -17,18 +17,14 @@ from controlplane.gateway.selectors import attainments
 from controlplane.planning import bundles
 from controlplane.planning.capacity import EndpointLoad, endpoint_loads
 from controlplane.planning.forecasts.demand import EVERY_CLASS, TOKENS
-from controlplane.planning.forecasts.selectors import (
-    ForecastWindow,
-    NotServedHere,
-    not_served_here,
-    omitted_from_sums,
-)
+from controlplane.planning.forecasts.selectors import ForecastWindow, NotServedHere, not_served_here, omitted_from_sums
 from controlplane.planning.outlook import peaks
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 SLO_OVER = timedelta(hours=1)
 BUDGET_OVER = timedelta(days=1)
 Ratio = float | None
+ByRegion = dict[str, list[Deployment]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +137,7 @@ def model_rows(state: LiveState, now: datetime, name: str = "") -> list[ModelRow
     named = Model.objects.filter(active=True).select_related("fallback").order_by("name")
     models = list(named.filter(name=name) if name else named)
     active = Deployment.objects.filter(active=True, model__in=models, region__active=True)
-    deployments: dict[str, dict[str, list[Deployment]]] = defaultdict(lambda: defaultdict(list))
+    deployments: dict[str, ByRegion] = defaultdict(lambda: defaultdict(list))
     for row in active.select_related("model", "region", "gpu_type").order_by("region__title", "pk"):
         deployments[row.model.name][row.region.name].append(row)
     presents, expected = bundles.presents(models), peaks(now)
@@ -168,10 +164,7 @@ def _hardware(endpoints: Sequence[Endpoint]) -> str:
 
 
 def _endpoints(
-    state: LiveState,
-    deployments: dict[str, dict[str, list[Deployment]]],
-    expected: dict[Any, ForecastWindow],
-    now: datetime,
+    state: LiveState, deployments: dict[str, ByRegion], expected: dict[Any, ForecastWindow], now: datetime
 ) -> dict[str, list[Endpoint]]:
     """Return the endpoints of each model."""
     of_deployment: dict[int, list[Instance]] = defaultdict(list)

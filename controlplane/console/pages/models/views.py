@@ -16,13 +16,7 @@ from controlplane.console.live.feed import feed
 from controlplane.console.live.views import live_context, of_charts
 from controlplane.console.pages.models import lengths
 from controlplane.console.pages.models.forms import ENGINE
-from controlplane.console.pages.models.selectors import (
-    ModelRow,
-    adapters_served,
-    classes_of,
-    model_rows,
-    tiles,
-)
+from controlplane.console.pages.models.selectors import ModelRow, adapters_served, classes_of, model_rows, tiles
 from controlplane.console.pages.scaling.tables import bundle_choices
 from controlplane.events import since
 from controlplane.fleet import shards
