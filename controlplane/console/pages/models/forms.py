@@ -1,6 +1,7 @@
 """Forms that change one model: bounds, engine settings, fallback, shared names, shard, policy, and how it is scaled."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -9,7 +10,7 @@ from django.http import Http404, HttpRequest, HttpResponseBase
 from django.urls import reverse
 
 from controlplane.accounts.models import Role
-from controlplane.console.actions import ActionForm, action
+from controlplane.console.actions import ActionForm, Page, action
 from controlplane.fleet.inventory import services as inventory
 from controlplane.fleet.inventory.kinds import DEPLOYMENT, MODEL, SCHEDULE
 from controlplane.fleet.models import Deployment, Model, Rollout
@@ -59,7 +60,7 @@ def engine(form: ActionForm, model: Model) -> str:
     row = rows.select_for_update(of=("self",)).filter(pk=number(form.fields.get("deployment", "")) or 0).first()
     if row is None:
         raise ValidationError(f"That deployment of {model} is gone.")
-    given = {name: _value(Deployment, name, form.fields[name]) for name in ENGINE if name in form.fields}
+    given = {name: _value(Deployment, name, str(form.fields[name])) for name in ENGINE if name in form.fields}
     values = {name: value for name, value in given.items() if value != getattr(row, name)}
     if not values:
         return f"The engine settings of {row} are as they were."
@@ -183,14 +184,14 @@ def policy(form: ActionForm, model: Model) -> str:
     return f"{model} is scaled by {title_of(row.strategy)}, mode {mode}, from now on."
 
 
-OF_ADMINS, OF_OPERATORS = (bounds, engine, fallback, share, schedule, unschedule), (parts, shard, bundle)
+OFFERED: tuple[tuple[Callable[..., str], Role, Page], ...] = (
+    *((each, Role.ADMIN, page_of) for each in (bounds, engine, fallback, share, schedule, unschedule)),
+    *((each, Role.OPERATOR, page_of) for each in (parts, shard, bundle)),
+    (policy, Role.OPERATOR, "console:scaling"),
+)
 FORMS = {
     each.__name__: action(least, Model, page=page, unchanged="{row} is unchanged")(each)
-    for each, least, page in (
-        *((each, Role.ADMIN, page_of) for each in OF_ADMINS),
-        *((each, Role.OPERATOR, page_of) for each in OF_OPERATORS),
-        (policy, Role.OPERATOR, "console:scaling"),
-    )
+    for each, least, page in OFFERED
 }
 
 
