@@ -138,8 +138,10 @@ def model_rows(state: LiveState, now: datetime, name: str = "") -> list[ModelRow
     models = list(named.filter(name=name) if name else named)
     active = Deployment.objects.filter(active=True, model__in=models, region__active=True)
     deployments: dict[str, ByRegion] = defaultdict(lambda: defaultdict(list))
+    hardware: dict[str, set[str]] = defaultdict(set)
     for row in active.select_related("model", "region", "gpu_type").order_by("region__title", "pk"):
         deployments[row.model.name][row.region.name].append(row)
+        hardware[row.model.name].add(f"{row.tensor_parallel} {TIMES} {row.gpu_type.title}")
     presents, expected = bundles.presents(models), peaks(now)
     estimated = set(PerformanceProfile.objects.filter(estimated=True).values_list("model__name", flat=True))
     endpoints = _endpoints(state, deployments, expected, now)
@@ -147,7 +149,7 @@ def model_rows(state: LiveState, now: datetime, name: str = "") -> list[ModelRow
         ModelRow(
             model=model,
             there=endpoints[model.name],
-            hardware=_hardware(endpoints[model.name]),
+            hardware=" or ".join(sorted(hardware[model.name])) or "not deployed",
             estimated=model.name in estimated,
             present=presents[model.pk],
             peak=expected.get(model.name),
@@ -155,12 +157,6 @@ def model_rows(state: LiveState, now: datetime, name: str = "") -> list[ModelRow
         )
         for model in models
     ]
-
-
-def _hardware(endpoints: Sequence[Endpoint]) -> str:
-    rows = [row for endpoint in endpoints for row in endpoint.deployments]
-    kinds = sorted({f"{row.tensor_parallel} {TIMES} {row.gpu_type.title}" for row in rows})
-    return " or ".join(kinds) or "not deployed"
 
 
 def _endpoints(
