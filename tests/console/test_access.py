@@ -15,7 +15,7 @@ FLEET_PAGES = (
     "moves",
     "events",
 )
-TENANT_PAGES = ("usage", "requests", "lengths", "keys", "api-docs")
+TENANT_PAGES = ("usage", "requests", "keys", "api-docs")
 
 
 def url(name: str, *args) -> str:

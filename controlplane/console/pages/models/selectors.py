@@ -1,66 +1,33 @@
-"""Rows of the models page: each model with its endpoints, load, cost, policy and chart."""
+"""Models as pages show them: a row of the list, and what the page of one adds."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from controlplane.alerts.problems import slo_level
-from controlplane.console.charts.cache import once
-from controlplane.console.charts.spec import Chart
-from controlplane.console.formats import percent
+from controlplane.console.formats import duration, milliseconds, percent
 from controlplane.console.live.state import SATURATED, LiveState
-from controlplane.console.pages.forecast.charts import demand_and_forecast, unit_title
-from controlplane.console.pages.forecast.selectors import OutlookFilter, see
 from controlplane.console.pages.scaling.tables import WORDS
-from controlplane.fleet.attainment import Attainment, worst
+from controlplane.fleet.attainment import Attainment, together, worst
 from controlplane.fleet.lifecycle.states import COMING, InstanceState
-from controlplane.fleet.models import Deployment, Instance, Model, PerformanceProfile
+from controlplane.fleet.models import Deployment, Instance, Model, PerformanceProfile, SloClass
 from controlplane.gateway.selectors import attainments
 from controlplane.planning import bundles
 from controlplane.planning.capacity import EndpointLoad, endpoint_loads
 from controlplane.planning.forecasts.demand import EVERY_CLASS, TOKENS
-from controlplane.tuning.selectors import tuned
-
-KEY = "model"
-BACK = 3  # times as far as forecasts look ahead
-EVERY_S = 10
-NO_DEMAND = "No request in the time shown. The first one that ends makes the first minute of demand."
-
-
-def hours_back() -> float:
-    return BACK * tuned().FORECAST_WINDOWS * tuned().FORECAST_WINDOW_S / 3600
-
-
-def demand_and_capacity(model: str, quantity: str, now: datetime) -> Chart:
-    """As on the forecast page, of all classes and regions, without a *model* of all; built once in ten seconds."""
-
-    def build() -> list[Chart]:
-        chart = demand_and_forecast(
-            see(OutlookFilter(model, "", quantity, hours_back(), EVERY_CLASS), now).outlook, NO_DEMAND
-        )
-        over = "regions" if model else "models that generate"
-        caption = f"{unit_title(quantity)} per second, all regions, without opportunistic work; sums over {over}"
-        return [
-            replace(
-                chart,
-                key=KEY,
-                title="Demand and capacity" if quantity == TOKENS else "Demand",
-                caption=caption,
-                size="medium",
-            )
-        ]
-
-    return once((KEY, model, quantity, int(now.timestamp()) // EVERY_S), build)[0]
-
-
-def chart_of(model: str, now: datetime) -> Chart:
-    return demand_and_capacity(model, TOKENS, now)
-
+from controlplane.planning.forecasts.selectors import (
+    ForecastWindow,
+    NotServedHere,
+    not_served_here,
+    omitted_from_sums,
+)
+from controlplane.planning.outlook import peaks
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 SLO_OVER = timedelta(hours=1)
+BUDGET_OVER = timedelta(days=1)
 Ratio = float | None
 
 
@@ -76,6 +43,9 @@ class Endpoint:
     states: Counter[str]
     coming_since: datetime | None  # the eldest of those that start
     load: EndpointLoad
+    not_here: NotServedHere
+    peak: ForecastWindow | None
+    """The highest window of its forecast."""
     live: dict[str, Any]
     deployments: tuple[Deployment, ...]
     uses: tuple[float, ...]  # of its instances, the least first
@@ -119,8 +89,9 @@ class Endpoint:
         return "ready" if self.ready else "none"
 
     @property
-    def usd_per_hour(self) -> float:
-        return self.load.usd_per_hour
+    def forecast_load(self) -> Ratio:
+        """Return the forecast's peak as a share of the capacity that there is now."""
+        return self.peak.mean / able if self.peak and (able := self.load.capacity_tokens_per_s) else None
 
 
 def sum_of_known(values: Iterable[Ratio]) -> Ratio:
@@ -137,6 +108,7 @@ class ModelRow:
     hardware: str
     estimated: bool  # whether a profile of its deployments is not measured
     present: bundles.Present
+    peak: ForecastWindow | None
     live: dict[str, Any]
 
     @property
@@ -156,12 +128,8 @@ class ModelRow:
         return sum(endpoint.most for endpoint in self.there)
 
     @property
-    def of_most(self) -> Ratio:
-        return self.ready / self.most if self.most else None
-
-    @property
     def usd_per_hour(self) -> float:
-        return sum(endpoint.usd_per_hour for endpoint in self.there)
+        return sum(endpoint.load.usd_per_hour for endpoint in self.there)
 
     @property
     def capacity(self) -> Ratio:
@@ -175,6 +143,10 @@ class ModelRow:
     def load(self) -> Ratio:
         """Demand as a share of the capacity, over all regions."""
         return self.demand / self.capacity if self.demand is not None and self.capacity else None
+
+    @property
+    def forecast_load(self) -> Ratio:
+        return self.peak.mean / self.capacity if self.peak and self.capacity else None
 
     @property
     def slo_met(self) -> Ratio:
@@ -209,8 +181,9 @@ def regions() -> list[tuple[str, str]]:
 
 
 def model_rows(state: LiveState, now: datetime) -> list[ModelRow]:
-    """Every active model by name."""
+    """Return every active model by name."""
     models = list(Model.objects.filter(active=True).select_related("fallback").order_by("name"))
+    expected = peaks(now)
     places = [name for name, _ in regions()]
     deployments: dict[str, list[Deployment]] = defaultdict(list)
     for row in Deployment.objects.filter(active=True, model__in=models, region__active=True).select_related(
@@ -219,7 +192,7 @@ def model_rows(state: LiveState, now: datetime) -> list[ModelRow]:
         deployments[row.model.name].append(row)
     presents = bundles.presents(models)
     estimated = set(PerformanceProfile.objects.filter(estimated=True).values_list("model__name", flat=True))
-    by_model = _endpoints(state, deployments, now)
+    by_model = _endpoints(state, deployments, expected, now)
     return [
         ModelRow(
             model=model,
@@ -227,6 +200,7 @@ def model_rows(state: LiveState, now: datetime) -> list[ModelRow]:
             hardware=_hardware(deployments[model.name]),
             estimated=model.name in estimated,
             present=presents[model.pk],
+            peak=expected.get(model.name),
             live=state.tile(model.name) or {},
         )
         for model in models
@@ -239,7 +213,7 @@ def _hardware(deployments: Sequence[Deployment]) -> str:
 
 
 def _endpoints(
-    state: LiveState, deployments: dict[str, list[Deployment]], now: datetime
+    state: LiveState, deployments: dict[str, list[Deployment]], expected: dict[Any, ForecastWindow], now: datetime
 ) -> dict[tuple[str, str], Endpoint]:
     """By (model, region)."""
     rows = [row for of_model in deployments.values() for row in of_model]
@@ -249,6 +223,7 @@ def _endpoints(
     live = {(row["model"], row["region"]): row for row in state.tables["endpoints"]}
     loads = state.instance_rows()
     measured = endpoint_loads(now)
+    elsewhere = not_served_here(TOKENS, now, EVERY_CLASS)
     served = attainments(now - SLO_OVER)
     grouped: dict[tuple[str, str], list[Deployment]] = defaultdict(list)
     for row in rows:
@@ -266,6 +241,8 @@ def _endpoints(
             states=Counter(instance.state for instance in here),
             coming_since=min((row.state_changed_at for row in here if row.state in COMING), default=None),
             load=measured[model, region],
+            not_here=elsewhere.get((model, region), NotServedHere()),
+            peak=expected.get((model, region)),
             live=live.get((model, region), {}),
             deployments=tuple(group),
             uses=tuple(sorted(each["use_ratio"] for each in loaded if each["use_ratio"] is not None)),
@@ -273,3 +250,72 @@ def _endpoints(
             slo=worst(served.get((model, region), {}).values()),
         )
     return endpoints
+
+
+def tiles(rows: Sequence[ModelRow]) -> dict[str, Any]:
+    """Return the numbers at the head, over all models."""
+    omitted = omitted_from_sums()
+    summed = [row for row in rows if row.name not in omitted]
+    return {
+        "models": len(rows),
+        "endpoints": sum(len(row.there) for row in rows),
+        "ready": sum(row.ready for row in rows),
+        "most": sum(row.most for row in rows),
+        "below": sorted((row for row in rows if row.below), key=lambda row: -(row.live["slo_burn"] or 0.0)),
+        "demand": sum_of_known(row.demand for row in summed),
+        "capacity": sum_of_known(row.capacity for row in summed),
+        "usd_per_hour": sum(row.usd_per_hour for row in rows),
+    }
+
+
+# One model
+
+
+@dataclass(frozen=True, slots=True)
+class ClassService:
+    """Attainment of a class over the last hour and day, and its promise in words."""
+
+    title: str
+    promise: str
+    hour: Attainment
+    day: Attainment
+
+
+def classes_of(model: str, now: datetime) -> list[ClassService]:
+    """Return every SLO class, including those without judged requests."""
+    hour, day = (
+        together(row for by_class in attainments(now - over, model=model).values() for row in by_class.values())
+        for over in (SLO_OVER, BUDGET_OVER)
+    )
+    rows = []
+    for row in SloClass.objects.all():
+        none = Attainment(row.name, 0, 0, row.percentile / 100)
+        rows.append(ClassService(row.title, promise_of(row), hour.get(row.name, none), day.get(row.name, none)))
+    return rows
+
+
+def promise_of(slo_class: SloClass) -> str:
+    """Return the promise of a class in words: "TTFT 1.00 s, ITL 200 ms"."""
+    targets = (
+        ("TTFT", slo_class.ttft_target_ms),
+        ("ITL", slo_class.itl_target_ms),
+        ("E2E", slo_class.e2e_target_ms),
+    )
+    words = [f"{name} {milliseconds(target)}" for name, target in targets if target is not None]
+    if slo_class.deadline_s is not None:
+        words.append(f"done in {duration(slo_class.deadline_s)}")
+    return ", ".join(words) or "nothing promised"
+
+
+def adapters_served(model: Model) -> str:
+    """Say how many instances of *model* serve LoRA adapters, and what to do about the others."""
+    rows = Instance.objects.launched().filter(deployment__model=model).select_related("deployment")
+    instances = [row for row in rows if row.state != InstanceState.STOPPED]
+    if not Deployment.objects.filter(model=model, active=True, max_loras__gt=0).exists():
+        return (
+            "No deployment serves adapters: give one room for adapters on the GPU (engine settings), then roll it out."
+        )
+    able = sum(row.adapter_slots[0] > 0 for row in instances)
+    words = f"{able} of {len(instances)} instance{'s' * (len(instances) != 1)} serve{'s' * (able == 1)} adapters."
+    late = [row for row in instances if row.deployment.max_loras and not row.adapter_slots[0]]
+    return words + (f" {len(late)} started before that was set: roll the deployment out." if late else "")
