@@ -16,8 +16,8 @@ from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role
-from controlplane.console.charts.spec import AMOUNT, DAYS, SHARE, Chart, Levels, Series, styles
-from controlplane.console.formats import NONE, percent, quantity, signed
+from controlplane.console.charts.spec import AMOUNT, DAYS, SHARE, STYLES, Chart, Levels, Series
+from controlplane.console.formats import MINUS, NONE, percent, quantity, signed
 from controlplane.console.live.views import of_charts
 from controlplane.console.selectors.events import ROUTINE, event_row
 from controlplane.events.models import Event, Severity
@@ -109,11 +109,13 @@ class Span:
         return narrowed(rows, model=self.model, region=self.region)
 
     def events(self) -> Iterator[tuple[str, Event]]:
-        """Yield what is marked, with what it is marked as, oldest first. Events have no model: all are those of the fleet."""
+        """Yield what is marked, with what it is marked as, oldest first: all of the fleet, as events have no model."""
         rows = Event.objects.filter(at__gte=self.since, at__lt=self.until).order_by("at")
         for event in rows.exclude(kind__in=ROUTINE, severity=Severity.INFO):
             failed = event.kind in ROUTINE and event.after.get("state") == InstanceState.FAILED
-            what = "Failure" if failed else next((as_ for kind, as_ in KINDS.items() if event.kind.startswith(kind)), "")
+            what = (
+                "Failure" if failed else next((as_ for kind, as_ in KINDS.items() if event.kind.startswith(kind)), "")
+            )
             if what:
                 yield what, event
 
@@ -137,8 +139,7 @@ def span_of(filters: Filters, now: datetime) -> Span:
         read = [datetime.fromisoformat(filters[name]).replace(tzinfo=zone) if filters[name] else None
                 for name in ("from", "until")]  # fmt: skip
         until = min(read[1] or now, now)
-        since = read[0] or until - timedelta(hours=6)
-        since, until = min(since, until - timedelta(minutes=1)), until
+        since = min(read[0] or until - timedelta(hours=6), until - timedelta(minutes=1))
     else:
         since = now - timedelta(hours=int(filters["range"]))
     return Span(max(since, until - LONGEST), until, filters["model"], filters["region"])
@@ -149,8 +150,10 @@ def marks_of(span: Span) -> list[Mark]:
     starts = span.starts
     moved: dict[datetime, Counter[str]] = defaultdict(Counter)
     for at, delta in span.moves().order_by("at").values_list("at", "delta"):
-        moved[starts[max(0, bisect_right(starts, at) - 1)]]["+" if delta > 0 else "−"] += 1
-    moves = [Mark(at, "Move", ", ".join(f"{sign}{count}" for sign, count in both.items())) for at, both in moved.items()]
+        moved[starts[max(0, bisect_right(starts, at) - 1)]]["+" if delta > 0 else MINUS] += 1
+    moves = [
+        Mark(at, "Move", ", ".join(f"{sign}{count}" for sign, count in both.items())) for at, both in moved.items()
+    ]
     events = [Mark(event.at, what, event_row(event)["title"]) for what, event in span.events()]
     return sorted([*moves, *events])
 
@@ -196,11 +199,10 @@ def _sums(span: Span, starts: list[datetime], *fields: str) -> dict[str, list[li
 def _service(span: Span, starts: list[datetime], marks: list[Mark]) -> Chart:
     classes = {row.name: row.percentile / 100 for row in SloClass.objects.all() if row.promises}
     sums = _sums(span, starts, "slo_met", "slo_judged")
-    looks = styles([name for name in classes if name in sums])
     series = [
-        Series(name, [one / of if of else None for one, of in zip(*sums[name], strict=True)], look)
-        for name, look in looks.items()
-        if any(sums[name][1])
+        Series(name, [one / of if of else None for one, of in zip(*sums[name], strict=True)], STYLES[at % len(STYLES)])
+        for at, name in enumerate(classes)
+        if name in sums and any(sums[name][1])
     ]
     worst = {one.label: min(value for value in one.y if value is not None) for one in series}
     said = ", ".join(f"{name} at worst {percent(value)}" for name, value in worst.items())
@@ -215,7 +217,9 @@ def _service(span: Span, starts: list[datetime], marks: list[Mark]) -> Chart:
         up=SHARE.but(rangemode="normal", range=[min([0.9, *worst.values()]) - 0.02, 1.01]),
         series=[*series, *marked(marks, 1.0)],
         levels=Levels("promised", sorted({classes[one.label] for one in series})) if series else None,
-        table=Table(("From", *(f"{one.label} (ratio)" for one in series)), [list(row) for row in zip(*columns, strict=True)]),
+        table=Table(
+            ("From", *(f"{one.label} (ratio)" for one in series)), [list(row) for row in zip(*columns, strict=True)]
+        ),
         empty="" if series else "No request with a promise ended in this time.",
         size="medium",
     )
@@ -238,7 +242,10 @@ def _demand(span: Span, starts: list[datetime], marks: list[Mark], now: datetime
         across=DAYS,
         up=AMOUNT.but(unit="tok/s"),
         series=[*series, *marked(marks, 0.0)],
-        table=Table(("From", "Demand (tok/s)", "Capacity (tok/s)"), [list(row) for row in zip(starts, asked, capacity, strict=True)]),
+        table=Table(
+            ("From", "Demand (tok/s)", "Capacity (tok/s)"),
+            [list(row) for row in zip(starts, asked, capacity, strict=True)],
+        ),
         empty="" if series else "No request was counted in this time.",
         size="medium",
     )
@@ -246,16 +253,15 @@ def _demand(span: Span, starts: list[datetime], marks: list[Mark], now: datetime
 
 def _requests(span: Span, starts: list[datetime]) -> Chart:
     sums = _sums(span, starts, "requests", "failed", "unserved")
-    per_s = [[sum(column) / span.step_s for column in zip(*(of[at] for of in sums.values()), strict=True)] for at in range(3)]
+    totals = [[sum(column) for column in zip(*(of[at] for of in sums.values()), strict=True)] for at in range(3)]
+    per_s = [[total / span.step_s for total in of] for of in totals]
     names = (("requests", ("s1", "solid")), ("failed", ("crit", "solid")), ("refused", ("warn", "dash")))
     series = [Series(name, values, look) for (name, look), values in zip(names, per_s, strict=True)] if sums else []
     return Chart(
         key="requests",
         title="Requests",
         caption="A second, by the minute of arrival; refused are those that got no service",
-        sentence=f"Requests: {quantity(sum(per_s[0]) * span.step_s)} in all, {quantity(sum(per_s[1]) * span.step_s)} failed."
-        if sums
-        else "No requests.",
+        sentence=f"Requests: {quantity(sum(totals[0]))} in all, {quantity(sum(totals[1]))} failed.",
         x=starts,
         across=DAYS,
         up=AMOUNT.but(unit="requests/s"),
@@ -297,11 +303,14 @@ def _service_changes(span: Span) -> Iterator[Change]:
     now, before = sums(span), sums(span.before)
     for key, (met, judged, failed, count) in now.items():
         was = before.get(key, (0, 0, 0, 0))
+        of = f"of {key[0]}, {key[1]}"
         if judged:
-            there = was[0] / was[1] if was[1] else None
-            yield Change(f"SLO met of {key[0]}, {key[1]}", "", percent(there), percent(met / judged), met / judged - (1.0 if there is None else there))
+            there, here = was[0] / was[1] if was[1] else None, met / judged
+            change = here - (1.0 if there is None else there)
+            yield Change(f"SLO met {of}", "", percent(there), percent(here), change)
         if failed or was[2]:
-            yield Change(f"Failed of {key[0]}, {key[1]}", "", quantity(was[2]), quantity(failed), (failed - was[2]) / max(1, count))
+            change = (failed - was[2]) / max(1, count)
+            yield Change(f"Failed {of}", "", quantity(was[2]), quantity(failed), change)
 
 
 def _moved(span: Span) -> Iterator[Change]:
