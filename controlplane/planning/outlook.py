@@ -21,7 +21,6 @@ from controlplane.planning.models import Forecast, PlanStatus, ScalingPlan
 from controlplane.tuning.selectors import tuned
 
 POINTS = 600  # of a line
-DEMAND_WINDOW_S = 600  # while there is no forecast to take the window from
 BY_WINDOW = ("starts", "actual", "expected", "capacity")
 RATES = ("mean", "lower_80", "upper_80", "lower_95", "upper_95")
 CAPACITY_CHANGES = {PlanStatus.ADVICE, PlanStatus.APPROVED}  # of a plan that would still change something
@@ -54,8 +53,8 @@ class Outlook:
     """Endpoints with demand of which none, or not that of all classes, is in the forecast."""
 
     def since_known(self) -> "Outlook":
-        """Return the outlook without the windows before the first known one."""
-        seen = zip(self.actual, self.expected, self.capacity, strict=True)
+        """Return the outlook without the windows before the first demand or forecast."""
+        seen = zip(self.actual, self.expected, strict=True)
         first = next((at for at, known in enumerate(seen) if any(known)), 0)
         return replace(self, **{name: getattr(self, name)[first:] for name in BY_WINDOW})
 
@@ -86,7 +85,7 @@ def see(model: str, region: str, hours: float, now: datetime) -> Outlook:
     """Return the outlook of *model* in *region* over the last *hours* and as far as is forecast; empty names are all."""
     forecasts = _forecasts(model, region, now)
     newest = forecasts[0] if forecasts else None
-    window_s = newest.window_s if newest else DEMAND_WINDOW_S
+    window_s = newest.window_s if newest else tuned().FORECAST_WINDOW_S
     since = now - timedelta(hours=hours)
     expected = summed(selectors.tracks([row for row in forecasts if row.window_s == window_s], since))
     until = expected[-1].start + timedelta(seconds=window_s) if expected else now

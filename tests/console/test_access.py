@@ -9,7 +9,7 @@ from django.urls import reverse
 FLEET_PAGES = (
     "overview",
     "instances",
-    "forecast",
+    "models",
     "scaling",
     "plans",
     "moves",

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from controlplane.alerts.problems import slo_level
 from controlplane.console.formats import duration, milliseconds, percent
@@ -17,25 +17,20 @@ from controlplane.gateway.selectors import attainments
 from controlplane.planning import bundles
 from controlplane.planning.capacity import EndpointLoad, endpoint_loads
 from controlplane.planning.forecasts.demand import EVERY_CLASS, TOKENS
-from controlplane.planning.forecasts.selectors import (
-    ForecastWindow,
-    NotServedHere,
-    not_served_here,
-    omitted_from_sums,
-)
+from controlplane.planning.forecasts.selectors import ForecastWindow, NotServedHere, not_served_here, omitted_from_sums
 from controlplane.planning.outlook import peaks
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 SLO_OVER = timedelta(hours=1)
 BUDGET_OVER = timedelta(days=1)
 Ratio = float | None
+ByRegion = dict[str, list[Deployment]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """One model in one region: what its deployments allow, its instances, and what the gateway says of it."""
 
-    key: str  # as in the live table of endpoints
     region: str
     title: str
     least: int
@@ -44,11 +39,10 @@ class Endpoint:
     coming_since: datetime | None  # the eldest of those that start
     load: EndpointLoad
     not_here: NotServedHere
-    peak: ForecastWindow | None
-    """The highest window of its forecast."""
+    peak: ForecastWindow | None  # the highest window of its forecast
     live: dict[str, Any]
-    deployments: tuple[Deployment, ...]
-    uses: tuple[float, ...]  # of its instances, the least first
+    deployments: list[Deployment]
+    use: float  # of its fullest instance
     ttft_p95_ms: Ratio  # of its slowest instance
     slo: Attainment | None  # of its worst class over the last hour, of those that were served here
 
@@ -57,36 +51,16 @@ class Endpoint:
         return self.states[InstanceState.READY]
 
     @property
-    def use(self) -> Ratio:
-        """Of its fullest instance."""
-        return self.uses[-1] if self.uses else None
-
-    @property
-    def coming(self) -> int:
-        return sum(self.states[state] for state in COMING)
-
-    @property
-    def status(self) -> str:
-        """The mark, by the names of instances' states: the worst that can be said of it."""
-        if self.coming:
-            return "loading"
+    def state(self) -> tuple[str, str]:
+        """Return the mark, by the names of instances' states, and the words beside it: the worst that can be said of it."""
+        coming, failed = sum(self.states[state] for state in COMING), self.states[InstanceState.FAILED]
+        if coming:
+            return "loading", f"{coming} starting"
+        if not self.ready and (self.least or failed):
+            return "failed", f"{failed} failed" if failed else "none ready"
         if not self.ready:
-            return "failed" if self.least or self.states[InstanceState.FAILED] else "stopped"
-        return "saturated" if (self.use or 0.0) > SATURATED else "ready"
-
-    @property
-    def said(self) -> str:
-        """The word next to the number; how long a start takes by now is counted on by the page."""
-        match self.status:
-            case "loading":
-                return f"{self.coming} starting"
-            case "failed":
-                return (
-                    f"{self.states[InstanceState.FAILED]} failed" if self.states[InstanceState.FAILED] else "none ready"
-                )
-            case "saturated":
-                return f"use {percent(self.use)}"
-        return "ready" if self.ready else "none"
+            return "stopped", "none"
+        return ("saturated", f"use {percent(self.use)}") if self.use > SATURATED else ("ready", "")
 
     @property
     def forecast_load(self) -> Ratio:
@@ -101,19 +75,15 @@ def sum_of_known(values: Iterable[Ratio]) -> Ratio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRow:
-    """One model. *endpoints* are in the order of the page's regions, None where it is not deployed."""
+    """One model with its endpoints by region."""
 
     model: Model
-    endpoints: tuple[Endpoint | None, ...]
+    there: list[Endpoint]
     hardware: str
     estimated: bool  # whether a profile of its deployments is not measured
     present: bundles.Present
     peak: ForecastWindow | None
     live: dict[str, Any]
-
-    @property
-    def there(self) -> list[Endpoint]:
-        return [endpoint for endpoint in self.endpoints if endpoint]
 
     @property
     def name(self) -> str:
@@ -149,20 +119,8 @@ class ModelRow:
         return self.peak.mean / self.capacity if self.peak and self.capacity else None
 
     @property
-    def slo_met(self) -> Ratio:
-        return self.live.get("slo_met_ratio")
-
-    @property
-    def ttft_p95_ms(self) -> Ratio:
-        return self.live.get("ttft_p95_ms")
-
-    @property
     def below(self) -> bool:
         return bool(slo_level(self.live))
-
-    @property
-    def policy(self) -> str:
-        return self.present.title
 
     @property
     def about(self) -> str:
@@ -174,30 +132,24 @@ class ModelRow:
         return f"Based on {nearest.title}, with its own {own}."
 
 
-def regions() -> list[tuple[str, str]]:
-    """(name, title) of every region where something is deployed."""
-    active = Deployment.objects.filter(active=True, model__active=True, region__active=True)
-    return sorted(set(active.values_list("region__name", "region__title")))
-
-
-def model_rows(state: LiveState, now: datetime) -> list[ModelRow]:
-    """Return every active model by name."""
-    models = list(Model.objects.filter(active=True).select_related("fallback").order_by("name"))
-    expected = peaks(now)
-    places = [name for name, _ in regions()]
-    deployments: dict[str, list[Deployment]] = defaultdict(list)
-    for row in Deployment.objects.filter(active=True, model__in=models, region__active=True).select_related(
-        "model", "region", "gpu_type"
-    ):
-        deployments[row.model.name].append(row)
-    presents = bundles.presents(models)
+def model_rows(state: LiveState, now: datetime, name: str = "") -> list[ModelRow]:
+    """Return every active model by name, or the one of that *name*."""
+    named = Model.objects.filter(active=True).select_related("fallback").order_by("name")
+    models = list(named.filter(name=name) if name else named)
+    active = Deployment.objects.filter(active=True, model__in=models, region__active=True)
+    deployments: dict[str, ByRegion] = defaultdict(lambda: defaultdict(list))
+    hardware: dict[str, set[str]] = defaultdict(set)
+    for row in active.select_related("model", "region", "gpu_type").order_by("region__title", "pk"):
+        deployments[row.model.name][row.region.name].append(row)
+        hardware[row.model.name].add(f"{row.tensor_parallel} {TIMES} {row.gpu_type.title}")
+    presents, expected = bundles.presents(models), peaks(now)
     estimated = set(PerformanceProfile.objects.filter(estimated=True).values_list("model__name", flat=True))
-    by_model = _endpoints(state, deployments, expected, now)
+    endpoints = _endpoints(state, deployments, expected, now)
     return [
         ModelRow(
             model=model,
-            endpoints=tuple(by_model.get((model.name, place)) for place in places),
-            hardware=_hardware(deployments[model.name]),
+            there=endpoints[model.name],
+            hardware=" or ".join(sorted(hardware[model.name])) or "not deployed",
             estimated=model.name in estimated,
             present=presents[model.pk],
             peak=expected.get(model.name),
@@ -207,47 +159,37 @@ def model_rows(state: LiveState, now: datetime) -> list[ModelRow]:
     ]
 
 
-def _hardware(deployments: Sequence[Deployment]) -> str:
-    kinds = sorted({f"{row.tensor_parallel} {TIMES} {row.gpu_type.title}" for row in deployments})
-    return " or ".join(kinds) or "not deployed"
-
-
 def _endpoints(
-    state: LiveState, deployments: dict[str, list[Deployment]], expected: dict[Any, ForecastWindow], now: datetime
-) -> dict[tuple[str, str], Endpoint]:
-    """By (model, region)."""
-    rows = [row for of_model in deployments.values() for row in of_model]
+    state: LiveState, deployments: dict[str, ByRegion], expected: dict[Any, ForecastWindow], now: datetime
+) -> dict[str, list[Endpoint]]:
+    """Return the endpoints of each model."""
     of_deployment: dict[int, list[Instance]] = defaultdict(list)
-    for instance in Instance.objects.filter(deployment__in=rows):
+    for instance in Instance.objects.filter(deployment__model__name__in=deployments):
         of_deployment[instance.deployment_id].append(instance)
     live = {(row["model"], row["region"]): row for row in state.tables["endpoints"]}
-    loads = state.instance_rows()
-    measured = endpoint_loads(now)
-    elsewhere = not_served_here(TOKENS, now, EVERY_CLASS)
-    served = attainments(now - SLO_OVER)
-    grouped: dict[tuple[str, str], list[Deployment]] = defaultdict(list)
-    for row in rows:
-        grouped[row.model.name, row.region.name].append(row)
-    endpoints = {}
-    for (model, region), group in grouped.items():
+    loads, measured = state.instance_rows(), endpoint_loads(now)
+    elsewhere, served = not_served_here(TOKENS, now, EVERY_CLASS), attainments(now - SLO_OVER)
+    endpoints: dict[str, list[Endpoint]] = defaultdict(list)
+    for place, group in [((name, region), rows) for name, own in deployments.items() for region, rows in own.items()]:
         here = [instance for row in group for instance in of_deployment[row.pk]]
         loaded = [loads[instance.pk] for instance in here if instance.pk in loads]
-        endpoints[model, region] = Endpoint(
-            key=f"{model} {region}",
-            region=region,
-            title=group[0].region.title,
-            least=sum(row.min_instances for row in group),
-            most=sum(row.max_instances for row in group),
-            states=Counter(instance.state for instance in here),
-            coming_since=min((row.state_changed_at for row in here if row.state in COMING), default=None),
-            load=measured[model, region],
-            not_here=elsewhere.get((model, region), NotServedHere()),
-            peak=expected.get((model, region)),
-            live=live.get((model, region), {}),
-            deployments=tuple(group),
-            uses=tuple(sorted(each["use_ratio"] for each in loaded if each["use_ratio"] is not None)),
-            ttft_p95_ms=max((each["ttft_p95_ms"] for each in loaded if each["ttft_p95_ms"] is not None), default=None),
-            slo=worst(served.get((model, region), {}).values()),
+        endpoints[place[0]].append(
+            Endpoint(
+                region=place[1],
+                title=group[0].region.title,
+                least=sum(row.min_instances for row in group),
+                most=sum(row.max_instances for row in group),
+                states=Counter(instance.state for instance in here),
+                coming_since=min((row.state_changed_at for row in here if row.state in COMING), default=None),
+                load=measured[place],
+                not_here=elsewhere.get(place, NotServedHere()),
+                peak=expected.get(place),
+                live=live.get(place, {}),
+                deployments=group,
+                use=max((each["use_ratio"] or 0.0 for each in loaded), default=0.0),
+                ttft_p95_ms=max(filter(None, (each["ttft_p95_ms"] for each in loaded)), default=None),
+                slo=worst(served.get(place, {}).values()),
+            )
         )
     return endpoints
 
@@ -271,8 +213,7 @@ def tiles(rows: Sequence[ModelRow]) -> dict[str, Any]:
 # One model
 
 
-@dataclass(frozen=True, slots=True)
-class ClassService:
+class ClassService(NamedTuple):
     """Attainment of a class over the last hour and day, and its promise in words."""
 
     title: str
@@ -296,12 +237,8 @@ def classes_of(model: str, now: datetime) -> list[ClassService]:
 
 def promise_of(slo_class: SloClass) -> str:
     """Return the promise of a class in words: "TTFT 1.00 s, ITL 200 ms"."""
-    targets = (
-        ("TTFT", slo_class.ttft_target_ms),
-        ("ITL", slo_class.itl_target_ms),
-        ("E2E", slo_class.e2e_target_ms),
-    )
-    words = [f"{name} {milliseconds(target)}" for name, target in targets if target is not None]
+    targets = {name: getattr(slo_class, f"{name.lower()}_target_ms") for name in ("TTFT", "ITL", "E2E")}
+    words = [f"{name} {milliseconds(target)}" for name, target in targets.items() if target is not None]
     if slo_class.deadline_s is not None:
         words.append(f"done in {duration(slo_class.deadline_s)}")
     return ", ".join(words) or "nothing promised"

@@ -16,14 +16,7 @@ from controlplane.console.live.feed import feed
 from controlplane.console.live.views import live_context, of_charts
 from controlplane.console.pages.models import lengths
 from controlplane.console.pages.models.forms import ENGINE
-from controlplane.console.pages.models.selectors import (
-    ModelRow,
-    adapters_served,
-    classes_of,
-    model_rows,
-    regions,
-    tiles,
-)
+from controlplane.console.pages.models.selectors import adapters_served, classes_of, model_rows, tiles
 from controlplane.console.pages.scaling.tables import bundle_choices
 from controlplane.events import since
 from controlplane.fleet import shards
@@ -41,8 +34,6 @@ from controlplane.tuning.selectors import tuned
 from forecasting import models_extra
 from scheduling.scaling.schedule import WEEKDAYS
 
-RANGES_H = (1, 6, 24, 72, 168)
-
 
 @require_safe
 @fleet_role(Role.VIEWER)
@@ -53,7 +44,6 @@ def models(request: HttpRequest) -> HttpResponseBase:
         request,
         MODELS,
         known=rows,
-        regions=regions(),
         fleet=state.tile() or {},
         tiles=tiles(rows),
         versions=lengths.version_rows(now),
@@ -69,19 +59,20 @@ def models(request: HttpRequest) -> HttpResponseBase:
 def model(request: HttpRequest, name: str) -> HttpResponseBase:
     now, state = timezone.now(), feed.state()
     drawn_after = str(since.newest())
-    row = next((row for row in model_rows(state, now) if row.name == name), None)
+    row = next(iter(model_rows(state, now, name)), None)
     if row is None:
         raise Http404(f"There is no model {name}.")
     filters = Filters(
         request.GET,
         Select("region", "Region", every("regions", [(each.region, each.title) for each in row.there])),
-        Select("hours", "Time range", last_hours(*RANGES_H), "6"),
+        Select("hours", "Time range", last_hours(1, 6, 24, 72, 168), "6"),
     )
     outlook = see(name, filters["region"], int(filters["hours"]), now)
     titles = {each.region: each.title for each in row.there}
     chart = demand_chart(outlook, name, titles.get(filters["region"], ""), "large")
     if (answer := of_charts(request, [chart], f"{name.replace('/', '-')}-{{}}")) is not None:
         return answer
+    policy = ScalingPolicy.objects.filter(model=row.model).first()
     context = {
         **live_context(state, "instances,events"),
         "drawn_after": drawn_after,
@@ -95,7 +86,10 @@ def model(request: HttpRequest, name: str) -> HttpResponseBase:
         "every_s": tuned().FORECAST_EVERY_S,
         "classes": classes_of(name, now),
         "lengths": lengths.line_of(name, now),
-        **_policy(row),
+        "parts": [(part, part.choice(row.present.values[part.name])) for part in PARTS],
+        "bundles": bundle_choices([row.model]),
+        "mode": PolicyMode(mode_of(policy)),
+        "autoscaler": title_of(policy.strategy) if policy else "",
         **_shared(row.model),
         "adapters_served": adapters_served(row.model),
         "schedules": row.model.schedules.select_related("region"),
@@ -109,22 +103,11 @@ def model(request: HttpRequest, name: str) -> HttpResponseBase:
     return render(request, "console/models/model.html", context)
 
 
-def _policy(row: ModelRow) -> dict[str, Any]:
-    """Return what the page says of the model's policy: its parts, and how it is scaled."""
-    policy = ScalingPolicy.objects.filter(model=row.model).first()
-    return {
-        "parts": [(part, part.choice(row.present.values[part.name])) for part in PARTS],
-        "bundles": bundle_choices([row.model]),
-        "mode": PolicyMode(mode_of(policy)),
-        "autoscaler": title_of(policy.strategy) if policy else "",
-    }
-
-
 def _deployments(name: str) -> dict[str, Any]:
     """Return the deployments with their engine settings, and the rollouts that need attention."""
     standing, columns = statuses(model=name), [Deployment._meta.get_field(each) for each in ENGINE]
     return {
-        "engine": columns,
+        "shown": [each for each in columns if any(getattr(status.deployment, each.name) for status in standing)],
         "deployments": [
             (each, each.deployment, [(column, getattr(each.deployment, column.name)) for column in columns])
             for each in standing
