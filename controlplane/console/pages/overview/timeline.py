@@ -16,7 +16,7 @@ from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role
-from controlplane.console.charts.spec import AMOUNT, DAYS, SHARE, STYLES, Chart, Levels, Series
+from controlplane.console.charts.spec import AMOUNT, DAYS, SHARE, STYLES, Axis, Chart, Levels, Series, local
 from controlplane.console.formats import MINUS, NONE, percent, quantity, signed
 from controlplane.console.live.views import of_charts
 from controlplane.console.selectors.events import ROUTINE, event_row
@@ -184,6 +184,11 @@ def charts_of(span: Span, now: datetime) -> list[Chart]:
     return [_service(span, starts, marks), _demand(span, starts, marks, now), _requests(span, starts)]
 
 
+def across(span: Span) -> Axis:
+    """Return the axis that the charts share."""
+    return DAYS.but(range=[local(timezone.localtime(at)) for at in (span.since, span.until)])
+
+
 def _sums(span: Span, starts: list[datetime], *fields: str) -> dict[str, list[list[int]]]:
     """Return sums of *fields* of the minute rows in each step, by SLO class."""
     sums: dict[str, list[list[int]]] = defaultdict(lambda: [[0] * len(starts) for _ in fields])
@@ -206,6 +211,7 @@ def _service(span: Span, starts: list[datetime], marks: list[Mark]) -> Chart:
     ]
     worst = {one.label: min(value for value in one.y if value is not None) for one in series}
     said = ", ".join(f"{name} at worst {percent(value)}" for name, value in worst.items())
+    promised = sorted({classes[one.label] for one in series})
     columns = [starts, *(one.y for one in series)]
     return Chart(
         key="service",
@@ -213,10 +219,10 @@ def _service(span: Span, starts: list[datetime], marks: list[Mark]) -> Chart:
         caption="Share of judged requests, by the minute of arrival",
         sentence=f"SLO met: {said or 'nothing was judged'}.",
         x=starts,
-        across=DAYS,
-        up=SHARE.but(rangemode="normal", range=[min([0.9, *worst.values()]) - 0.02, 1.01]),
+        across=across(span),
+        up=SHARE.but(rangemode="normal", range=[min([*promised, *worst.values(), 0.9]) - 0.02, 1.02]),
         series=[*series, *marked(marks, 1.0)],
-        levels=Levels("promised", sorted({classes[one.label] for one in series})) if series else None,
+        levels=Levels("promised", promised) if series else None,
         table=Table(
             ("From", *(f"{one.label} (ratio)" for one in series)), [list(row) for row in zip(*columns, strict=True)]
         ),
@@ -239,7 +245,7 @@ def _demand(span: Span, starts: list[datetime], marks: list[Mark], now: datetime
         caption="Prompt and output tokens a second of all classes but opportunistic ones, and what ready instances serve",
         sentence=f"Demand: {said}.",
         x=starts,
-        across=DAYS,
+        across=across(span),
         up=AMOUNT.but(unit="tok/s"),
         series=[*series, *marked(marks, 0.0)],
         table=Table(
@@ -263,7 +269,7 @@ def _requests(span: Span, starts: list[datetime]) -> Chart:
         caption="A second, by the minute of arrival; refused are those that got no service",
         sentence=f"Requests: {quantity(sum(totals[0]))} in all, {quantity(sum(totals[1]))} failed.",
         x=starts,
-        across=DAYS,
+        across=across(span),
         up=AMOUNT.but(unit="requests/s"),
         series=series,
         empty="" if series else "No request was counted in this time.",
