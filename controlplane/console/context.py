@@ -46,7 +46,7 @@ def _entry(label: str, icon: str, key: str, *pages: str) -> Entry:
     return Entry(label, icon, key, (Section(pages[0], label, pages[1:]),))
 
 
-OVERVIEW = _entry("Overview", "overview", "o", "overview")
+OVERVIEW = Entry("Overview", "overview", "o", (Section("overview", "Overview"), Section("timeline", "Timeline")))
 FLEET = Entry("Fleet", "instances", "f", (
     Section("instances", "Instances", ("instance", "rollout")), Section("nodes", "Nodes"), Section("spot", "Spot pool"),
 ))  # fmt: skip

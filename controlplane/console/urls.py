@@ -19,6 +19,7 @@ from controlplane.console.pages.keys import views as keys
 from controlplane.console.pages.models import views as models
 from controlplane.console.pages.models.forms import change, train
 from controlplane.console.pages.nodes import views as nodes
+from controlplane.console.pages.overview import timeline
 from controlplane.console.pages.overview import views as overview
 from controlplane.console.pages.plans import views as plans
 from controlplane.console.pages.queues import views as queues
@@ -36,6 +37,7 @@ app_name = "console"
 urlpatterns = [
     path("operations/<slug:name>/<int:pk>/<slug:verb>/", operate, name="operate"),
     path("", overview.overview, name="overview"),
+    path("timeline/", timeline.timeline, name="timeline"),
     path("instances/", instances.instances, name="instances"),
     path("instances/<slug:name>/", instances.instance, name="instance"),
     path("nodes/", nodes.nodes, name="nodes"),
