@@ -2,12 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from itertools import product
 from math import inf
 from typing import Any, cast
 
 from django.core.exceptions import ValidationError
 from django.db.models import Count, F, Q, QuerySet, Sum
+from django.db.models.functions import Coalesce
 
 from controlplane.fleet.lifecycle.states import ACTION_STATES, ALIVE, PRESENT, Action, InstanceState
 from controlplane.fleet.models import (
@@ -17,6 +19,7 @@ from controlplane.fleet.models import (
     Instance,
     InstanceCommand,
     Launcher,
+    Maintenance,
     Model,
     Node,
     Region,
@@ -65,6 +68,13 @@ def nodes() -> QuerySet[Node]:
 def failed_gpus() -> QuerySet[Gpu]:
     """Return GPUs that are cordoned, or on which a start failed."""
     return Gpu.objects.select_related("node__region").exclude(cordoned="", failed_starts={})
+
+
+def maintenance_windows(start: datetime, end: datetime) -> QuerySet[Maintenance]:
+    """Return maintenance between *start* and *end*: what ended, is under way, or is to come."""
+    ends_at = Coalesce("ended_at", "until")
+    rows = Maintenance.objects.select_related("node__region", "region").alias(ends=ends_at)
+    return rows.filter(from_at__lt=end, ends__gt=start)
 
 
 def usd_per_hour(model: str = "") -> float:
