@@ -9,7 +9,6 @@ from typing import Any, cast
 
 from django.core.exceptions import ValidationError
 from django.db.models import Count, F, Q, QuerySet, Sum
-from django.db.models.functions import Coalesce
 
 from controlplane.fleet.lifecycle.states import ACTION_STATES, ALIVE, PRESENT, Action, InstanceState
 from controlplane.fleet.models import (
@@ -72,9 +71,8 @@ def failed_gpus() -> QuerySet[Gpu]:
 
 def maintenance_windows(start: datetime, end: datetime) -> QuerySet[Maintenance]:
     """Return maintenance between *start* and *end*: what ended, is under way, or is to come."""
-    ends_at = Coalesce("ended_at", "until")
-    rows = Maintenance.objects.select_related("node__region", "region").alias(ends=ends_at)
-    return rows.filter(from_at__lt=end, ends__gt=start)
+    rows = Maintenance.objects.select_related("node__region", "region")
+    return rows.ending_after(start).filter(from_at__lt=end)
 
 
 def usd_per_hour(model: str = "") -> float:
@@ -118,7 +116,7 @@ def possible_actions(instance: Instance) -> list[Action]:
     """
     actions = [action for action in Action if instance.state in ACTION_STATES[action]]
     if instance.launcher == Launcher.EXTERNAL:
-        return actions
+        return [action for action in actions if action != Action.RESTART]
     command = open_command(instance)
     if command is None:
         return actions

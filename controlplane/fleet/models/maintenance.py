@@ -4,6 +4,7 @@ from datetime import datetime
 
 from django.db import models
 from django.db.models import F, Q
+from django.db.models.functions import Coalesce
 from django.utils import timezone
 
 from controlplane.fleet.models.hardware import Region
@@ -20,6 +21,10 @@ class MaintenanceQuerySet(models.QuerySet["Maintenance"]):
     def open(self) -> "MaintenanceQuerySet":
         """Windows that are under way or to come."""
         return self.filter(ended_at=None)
+
+    def ending_after(self, at: datetime) -> "MaintenanceQuerySet":
+        """Windows that ended, or will, after *at*."""
+        return self.alias(ends_at=Coalesce("ended_at", "until")).filter(ends_at__gt=at)
 
     def under_way(self) -> "MaintenanceQuerySet":
         return self.open().exclude(begun_at=None)
