@@ -47,9 +47,7 @@ def _entry(label: str, icon: str, key: str, *pages: str) -> Entry:
 
 
 OVERVIEW = _entry("Overview", "overview", "o", "overview")
-FLEET = Entry("Fleet", "instances", "f", (
-    Section("instances", "Instances", ("instance", "rollout")), Section("nodes", "Nodes"), Section("spot", "Spot pool"),
-))  # fmt: skip
+FLEET = _entry("Fleet", "instances", "f", "fleet", "instance", "node", "rollout")
 REQUESTS = _entry("Requests", "requests", "r", "requests", "request")
 MODELS = Entry("Models", "models", "m", (
     Section("models", "Models", ("deploy", "deployed", "targets")), Section("forecast", "Forecast"), Section("lengths", "Lengths"),
@@ -84,7 +82,19 @@ def navigation(request: HttpRequest) -> list[tuple[str, tuple[Entry, ...]]]:
             ("Administer", (USAGE, system)),
         ]
     lengths = _entry("Lengths", "lengths", "l", "lengths")
-    return [("", (USAGE, REQUESTS, BATCHES, APPLICATIONS, lengths, replace(SYSTEM, label="API", icon="api", sections=(API,))))]
+    return [
+        (
+            "",
+            (
+                USAGE,
+                REQUESTS,
+                BATCHES,
+                APPLICATIONS,
+                lengths,
+                replace(SYSTEM, label="API", icon="api", sections=(API,)),
+            ),
+        )
+    ]
 
 
 def freshness(state: LiveState) -> dict[str, str]:

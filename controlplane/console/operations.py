@@ -35,7 +35,7 @@ from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.gateway.errors import ApiError
 from controlplane.resources.alerts import ALERTS
 from controlplane.resources.instances import INSTANCES
-from controlplane.resources.inventory import DEPLOYMENTS, GPUS, MODELS, NODES, REGIONS, STOCK
+from controlplane.resources.inventory import DEPLOYMENTS, GPUS, MAINTENANCE, MODELS, NODES, REGIONS, STOCK
 from controlplane.resources.jobs import SHARDS
 from controlplane.resources.lengths import LENGTH_VERSIONS
 from controlplane.resources.plans import PLANS
@@ -116,8 +116,8 @@ OFFERS = {
         "console:models",
         ACTIVATE,
     ),
-    "gpus": of(GPUS, "console:nodes"),
-    "instances": of(INSTANCES, "console:instances"),
+    "gpus": of(GPUS, "console:fleet"),
+    "instances": of(INSTANCES, "console:fleet"),
     "keys": Offer(
         lambda request: manageable_api_keys(request.user),
         (Operation("revoke", revoke_api_key, "Its requests are refused within seconds. This cannot be undone."),),
@@ -125,12 +125,13 @@ OFFERS = {
         of_tenants=True,
     ),
     "length-versions": of(LENGTH_VERSIONS, "console:lengths"),
+    "maintenance": of(MAINTENANCE, "console:fleet"),
     "models": of(MODELS, "console:models", ACTIVATE),
-    "nodes": of(NODES, "console:nodes"),
+    "nodes": of(NODES, "console:fleet"),
     "plans": of(PLANS, "console:scaling"),
     "shards": of(SHARDS, "console:system"),
-    "regions": of(REGIONS, "console:nodes"),
-    "stock": of(STOCK, "console:nodes"),
+    "regions": of(REGIONS, "console:fleet"),
+    "stock": of(STOCK, "console:fleet"),
     "runs": on(
         ApplicationRun,
         "console:applications",

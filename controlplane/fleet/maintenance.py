@@ -111,7 +111,9 @@ def advance(now: datetime | None = None) -> int:
 
 def instances_of(row: Maintenance) -> QuerySet[Instance]:
     """Return the instances at its place."""
-    return Instance.objects.filter(node=row.node) if row.node else Instance.objects.filter(deployment__region=row.region)
+    return (
+        Instance.objects.filter(node=row.node) if row.node else Instance.objects.filter(deployment__region=row.region)
+    )
 
 
 def leaving() -> set[int]:

@@ -25,6 +25,7 @@ from controlplane.fleet.models import (
     ScheduledMinimum,
     WeightedTarget,
 )
+from controlplane.fleet.models.maintenance import MaintenanceQuerySet
 from controlplane.fleet.services import open_command
 from controlplane.rows import narrowed
 from scheduling.routing.regions import latency_ms
@@ -69,7 +70,7 @@ def failed_gpus() -> QuerySet[Gpu]:
     return Gpu.objects.select_related("node__region").exclude(cordoned="", failed_starts={})
 
 
-def maintenance_windows(start: datetime, end: datetime) -> QuerySet[Maintenance]:
+def maintenance_windows(start: datetime, end: datetime) -> MaintenanceQuerySet:
     """Return maintenance between *start* and *end*: what ended, is under way, or is to come."""
     rows = Maintenance.objects.select_related("node__region", "region")
     return rows.ending_after(start).filter(from_at__lt=end)

@@ -13,7 +13,7 @@ from tests.bench._demo import demo
 from tests.e2e.console_server import chromium
 
 PAGES = {
-    "overview": "/", "instances": "/instances/", "models": "/models/", "deploy": "/models/deploy/", "queues": "/queues/",
+    "overview": "/", "fleet": "/fleet/", "models": "/models/", "deploy": "/models/deploy/", "queues": "/queues/",
     "requests": "/requests/", "forecast": "/forecast/", "scaling": "/scaling/", "what_ifs": "/what-if/",
     "lengths": "/lengths/", "usage": "/usage/", "keys": "/keys/", "system": "/system/", "settings": "/settings/",
     "events": "/events/", "api_docs": "/api/docs",

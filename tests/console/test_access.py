@@ -8,7 +8,7 @@ from django.urls import reverse
 
 FLEET_PAGES = (
     "overview",
-    "instances",
+    "fleet",
     "forecast",
     "scaling",
     "plans",

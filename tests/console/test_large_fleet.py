@@ -10,8 +10,8 @@ from tests.console.conftest import rows_of
 from tests.console.feed import Feed
 
 PAGES = (
-    "/", "/instances/", "/instances/?sort=-kv_ratio", "/instances/?format=csv", "/nodes/", "/queues/", "/models/",
-    "/models/?open=llama-3.1-8b", "/models/deploy/", "/batches/", "/spot/", "/scaling/", "/forecast/",
+    "/", "/fleet/", "/fleet/?open=:all", "/fleet/?sort=-kv_ratio", "/fleet/?format=csv", "/queues/", "/models/",
+    "/models/?open=llama-3.1-8b", "/models/deploy/", "/batches/", "/scaling/", "/forecast/",
     "/settings/", "/usage/", "/system/", "/events/", "/alerts/", "/api/instances", "/api/deployments", "/api/endpoints",
 )  # fmt: skip
 MOST_S = 1.0

@@ -37,12 +37,12 @@ def html_of(client, name, *args, **query):
 def post(client, deployment, action, **values):
     start = reverse("console:rollout", args=[deployment.pk])
     other = reverse("console:operate", args=["deployments", deployment.pk, action])
-    page = {"next": reverse("console:instances")}
+    page = {"next": reverse("console:fleet")}
     return client.post(start if action == "start" else other, page | values, follow=True)
 
 
 def test_nothing_is_said_while_all_are_up_to_date(acting, started):
-    page = html_of(acting, "instances")
+    page = html_of(acting, "fleet")
     assert "Roll out" not in page
     assert "outdated" not in page
     assert 'id="rollouts" data-region hidden' in page
@@ -50,7 +50,7 @@ def test_nothing_is_said_while_all_are_up_to_date(acting, started):
 
 
 def test_an_outdated_one_is_marked_and_its_limit_is_what_it_was_started_with(reader, outdated):
-    page = html_of(reader, "instances")
+    page = html_of(reader, "fleet")
     assert "<strong>0 of 1</strong> up to date" in page
     assert "was started with other max_num_seqs" in page
     assert "Roll out" not in page  # an operator's
@@ -71,7 +71,7 @@ def test_an_operator_rolls_out_and_cancels(acting, outdated, deployment):
     page = post(acting, deployment, "cancel-rollout", reason="not today").content.decode()
     assert "is cancelled" in page
     event = Event.objects.get(kind="rollout.started")
-    assert reverse("console:instances") in html_of(acting, "event", event.pk)
+    assert reverse("console:fleet") in html_of(acting, "event", event.pk)
     assert "rollout started" in html_of(acting, "events")
 
 
@@ -92,9 +92,9 @@ def test_the_form_says_how_a_version_proves_itself_and_the_page_why_it_went_back
     post(acting, deployment, "start", reason="x", bake_s="5")
     rollout = Rollout.objects.get()
     assert (rollout.bake_s, rollout.auto_back) == (5, False)  # a box that is not ticked is not sent
-    assert "Go back" in html_of(acting, "instances")
+    assert "Go back" in html_of(acting, "fleet")
     assert "the settings before are not known" in post(acting, deployment, "roll-back", reason="x").content.decode()
     Rollout.objects.update(state="rolled_back", message="3 of 10 requests failed", ended_at=timezone.now())
     Deployment.objects.update(max_num_seqs=256)
-    assert "The last rollout went back" in html_of(acting, "instances")
-    assert "3 of 10 requests failed" in html_of(acting, "instances")
+    assert "The last rollout went back" in html_of(acting, "fleet")
+    assert "3 of 10 requests failed" in html_of(acting, "fleet")

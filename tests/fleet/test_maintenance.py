@@ -67,7 +67,10 @@ def test_a_place_is_emptied_and_serves_again_after_the_window(here, node, operat
 
 def test_a_window_to_come_begins_by_itself_and_can_be_cancelled(here, node, operator):
     starts = timezone.now() + HOUR
-    row, later = begin(node, operator, from_at=starts), begin(node, operator, hours=9, from_at=timezone.now() + 8 * HOUR)
+    row, later = (
+        begin(node, operator, from_at=starts),
+        begin(node, operator, hours=9, from_at=timezone.now() + 8 * HOUR),
+    )
     assert "begins on" in maintenance.planned(row)
     node.refresh_from_db()
     assert (node.cordoned, maintenance.advance(), states(here)) == ("", 0, [S.READY, S.READY, S.LOADING])

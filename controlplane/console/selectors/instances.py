@@ -33,6 +33,7 @@ def instance_row(instance: Instance, live: dict[str, Any] | None) -> dict[str, A
     known = live is not None
     live = dict.fromkeys(INSTANCE_COLUMNS) | (live or {})
     state = str(instance.state)
+    gpu_count = int(instance.launched_with.get("tensor_parallel", instance.deployment.tensor_parallel))
     status = status_of(state, live["reachable"], live["use_ratio"], live["waiting"], live["trouble"])
     return {
         **live,
@@ -42,7 +43,12 @@ def instance_row(instance: Instance, live: dict[str, Any] | None) -> dict[str, A
         "model": instance.deployment.model.name,
         "region": instance.deployment.region.name,
         "region_title": instance.deployment.region.title,
+        "node": instance.node.name if instance.node else "",
         "gpu_type": instance.deployment.gpu_type.name,
+        "gpu_count": gpu_count,
+        "gpu_names": instance.gpus,
+        "gpus": f"{gpu_count}: {', '.join(instance.gpus)}" if instance.gpus else str(gpu_count),
+        "swap_group": instance.swap_group.name if instance.swap_group else "",
         "state": state,
         "status": "held" if instance.held and state == "stopped" else status if known else state,
         "startup": instance.startup,

@@ -1,4 +1,4 @@
-"""Instances: the list, one instance, and its actions."""
+"""The fleet: regions, nodes, GPUs and instances; one node, and one instance."""
 
 from datetime import timedelta
 
@@ -12,42 +12,85 @@ from controlplane.console.access.roles import fleet_role, may
 from controlplane.console.lists import list_page
 from controlplane.console.live.feed import feed
 from controlplane.console.live.views import live_context, of_charts
-from controlplane.console.pages.instances.charts import instance_charts
+from controlplane.console.pages.fleet.actions import BULK, local_in
+from controlplane.console.pages.fleet.charts import instance_charts
+from controlplane.console.pages.fleet.tree import gpus_of, is_silent, tree
 from controlplane.console.selectors.events import event_row
 from controlplane.console.selectors.instances import instance_row, instance_rows, worst_first
 from controlplane.events.selectors import events_about
+from controlplane.fleet import selectors
 from controlplane.fleet.lifecycle import engine_logs
-from controlplane.fleet.lifecycle.states import Action
-from controlplane.fleet.models import Instance
+from controlplane.fleet.lifecycle.states import SERVING, Action, InstanceState
+from controlplane.fleet.models import Instance, Launcher, Model
 from controlplane.fleet.models.instances import OF_VLLM
-from controlplane.fleet.places import cordon_of
+from controlplane.fleet.places import bounds, cordon_of
 from controlplane.fleet.rollouts import revisions
 from controlplane.fleet.rollouts.selectors import statuses
 from controlplane.fleet.selectors import instances as instances_with_all
 from controlplane.fleet.selectors import possible_actions, recent_commands
+from controlplane.fleet.spot import selectors as spot
 from controlplane.fleet.swaps.selectors import statuses as swap_statuses
 from controlplane.gateway.models import LedgerRow
 from controlplane.gateway.selectors import prefix_hits
 from controlplane.resources.filters import CHART_RANGE, Filters
-from controlplane.resources.instances import INSTANCES
+from controlplane.resources.instances import ACTIONS, IN_TREE, INSTANCES
+from controlplane.resources.inventory import GPUS, STOCK
+from controlplane.tuning.selectors import tuned
 
 REQUESTS_SHOWN = 10
 HITS_OVER = timedelta(hours=1)
 LOG_LINES_SHOWN = 100
+MAINTENANCE_LASTS = timedelta(hours=2)
+"""What its form offers."""
 
 
 @require_safe
 @fleet_role(Role.VIEWER)
-def instances(request: HttpRequest) -> HttpResponseBase:
+def fleet(request: HttpRequest) -> HttpResponseBase:
     query, state = request.GET, feed.state()
     place = query.get("model", ""), query.get("region", "")
+    deployments = list(selectors.deployments().filter(active=True, model__active=True, region__active=True))
+    allowed, spare = bounds(deployments), list(spot.open_donations())
     return list_page(
         request,
         INSTANCES,
         lambda rows: worst_first(instance_rows(state, rows)),
+        fold=(tree, IN_TREE),
         rollouts=[status for status in statuses(*place) if status.needs_attention],
         swap_groups=swap_statuses(*place),
+        short=[(row, most) for row in deployments if (most := allowed[row.pk][1]) < row.min_instances],
+        spare=spare,
+        spare_usd_per_hour=spot.offered_per_hour(spare),
+        donates=any(
+            tuned(name).SPOT_DONATE for name in Model.objects.filter(active=True).values_list("name", flat=True)
+        ),
+        selects=may(request, Role.OPERATOR),
+        bulk_actions=[(str(each), each.label, ACTIONS[each]) for each in BULK],
+        until=local_in(MAINTENANCE_LASTS),
     )
+
+
+@require_safe
+@fleet_role(Role.VIEWER)
+def node(request: HttpRequest, name: str) -> HttpResponseBase:
+    row = get_object_or_404(selectors.nodes(), name=name)
+    state, here = feed.state(), instances_with_all().filter(node=row)
+    launchers = here.order_by().exclude(state=InstanceState.STOPPED).values_list("launcher", flat=True).distinct()
+    context = {
+        **live_context(state, "instances,events"),
+        "node": row,
+        "gpus": gpus_of(row, row.region),
+        "silent": is_silent(row),
+        "launchers": sorted(Launcher(each).label for each in launchers),
+        "rows": worst_first(instance_rows(state, here)),
+        "columns": INSTANCES.named(*IN_TREE),
+        "node_gpus": row.gpus.select_related("node"),
+        "gpu_columns": GPUS.named("name", *GPUS.page[1:]),
+        "stock": row.stock.all(),
+        "stock_columns": STOCK.named(*STOCK.page),
+        "until": local_in(MAINTENANCE_LASTS),
+    }
+    return render(request, "console/fleet/node.html", context)
 
 
 @require_safe
@@ -56,7 +99,7 @@ def instance(request: HttpRequest, name: str) -> HttpResponseBase:
     row = get_object_or_404(instances_with_all(), name=name)
     state = feed.state()
     filters = Filters(request.GET, CHART_RANGE)
-    charts = instance_charts(state, filters["range"], row)
+    charts, serves = instance_charts(state, filters["range"], row), row.state in SERVING
     if (answer := of_charts(request, charts, f"{row.name}-{{}}")) is not None:
         return answer
     context = {
@@ -73,7 +116,10 @@ def instance(request: HttpRequest, name: str) -> HttpResponseBase:
         "log": engine_logs.read(row, LOG_LINES_SHOWN)
         if row.launcher in OF_VLLM and may(request, Role.OPERATOR)
         else None,
-        "charts": charts,
+        "serves": serves,
+        "charts": [one for one in charts if serves or not one.empty],
+        "donation": spot.open_donations().filter(instance=row).first(),
+        "reclaims": spot.reclaim_times(timezone.now()),
         "events": [event_row(event, with_subject=False) for event in events_about(row, limit=8)],
         "requests": LedgerRow.objects.select_related("tenant").filter(instance=row.name)[:REQUESTS_SHOWN],
         "actions": _actions(row) if may(request, Role.OPERATOR) else [],
@@ -82,7 +128,7 @@ def instance(request: HttpRequest, name: str) -> HttpResponseBase:
             command for command in recent_commands(row, 3) if command.state in ("pending", "running", "failed")
         ],
     }
-    return render(request, "console/instances/instance.html", context)
+    return render(request, "console/fleet/instance.html", context)
 
 
 def _actions(row: Instance) -> list[Action]:
