@@ -192,6 +192,7 @@ INSTANCES = Resource(
     ),
     template="console/fleet/fleet.html",
     row_template="console/fleet/row.html",
+    caption="",
     live="instances",
     refresh_s=10,
     whole=500,

@@ -79,7 +79,7 @@ def test_it_needs_the_token_of_the_form(client, operator, make_instance):
     answer = strict.post(of("instances", row, "drain"), {"reason": "x"})
     assert (answer.status_code, "out of date" in text_of(answer)) == (403, True)
     answer = client.post(of("instances", row, "drain"), {"reason": "x", "next": "/fleet/?q=m"})
-    assert answer["Location"] == "/sign-in/?next=/instances/%3Fq%3Dm", "not to an address that takes no GET"
+    assert answer["Location"] == "/sign-in/?next=/fleet/%3Fq%3Dm", "not to an address that takes no GET"
 
 
 @pytest.mark.parametrize(("verb", "before", "after"), [("drain", "ready", "draining"), ("resume", "draining", "ready")])

@@ -68,12 +68,16 @@ def tree(rows: Sequence[Row], filters: Filters) -> list[Row]:
             if node is not None:
                 group |= gpus_of(node, region) | {"strip": strip(node, here), "window": windows.get((node.pk, None))}
                 group["silent"] = is_silent(node)
+                group["notes"] = bool(node.cordoned or node.gpus_cordoned or node.ray or group["silent"])
             groups.append((group, here if unfold else []))
         whole = {"level": "region", "place": region, "window": windows.get((None, region.pk))}
         for name in ("gpus_total", "gpus_used", "gpus_free", "gpus_cordoned"):
             whole[name] = sum(group.get(name, 0) for group, _ in groups)
         made.append(whole | sums(row for key in places or () for row in of_node[key]))
-        made += [row for group, here in groups for row in (group, *here)]
+        unused = [group["place"] for group, _ in groups if not (group["has"] or group.get("notes"))]
+        made += [row for group, here in groups if group["place"] not in unused for row in (group, *here)]
+        if unused:
+            made.append({"level": "unused", "nodes": unused})
     return made
 
 

@@ -81,6 +81,7 @@ def node(request: HttpRequest, name: str) -> HttpResponseBase:
         "node": row,
         "gpus": gpus_of(row, row.region),
         "silent": is_silent(row),
+        "window": row.maintenance.under_way().first(),
         "launchers": sorted(Launcher(each).label for each in launchers),
         "rows": worst_first(instance_rows(state, here)),
         "columns": INSTANCES.named(*IN_TREE),
