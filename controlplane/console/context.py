@@ -47,7 +47,7 @@ def _entry(label: str, icon: str, key: str, *pages: str) -> Entry:
 
 
 OVERVIEW = _entry("Overview", "overview", "o", "overview")
-FLEET = _entry("Fleet", "instances", "f", "fleet", "instance", "node", "rollout")
+FLEET = _entry("Fleet", "instances", "f", "fleet", "instance", "node")
 REQUESTS = _entry("Requests", "requests", "r", "requests", "request")
 MODELS = Entry("Models", "models", "m", (
     Section("models", "Models", ("deploy", "deployed", "targets")), Section("forecast", "Forecast"), Section("lengths", "Lengths"),

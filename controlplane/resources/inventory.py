@@ -1,9 +1,10 @@
 """Rows of the inventory: regions and their latencies, GPU types, nodes, models, SLO classes, deployments."""
 
-from typing import Any
+from datetime import datetime
+from typing import Annotated, Any
 
 from django.utils import timezone
-from pydantic import AwareDatetime, BaseModel, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, Field
 
 from controlplane.accounts.models import Role, User
 from controlplane.fleet import maintenance, selectors, services, stock
@@ -36,9 +37,17 @@ CORDONS = (
 )
 
 
+def in_zone(at: datetime) -> datetime:
+    return timezone.make_aware(at) if timezone.is_naive(at) else at
+
+
+Moment = Annotated[datetime, AfterValidator(in_zone)]
+"""Without an offset it is of the console's zone."""
+
+
 class MaintenanceIn(BaseModel):
-    until: AwareDatetime = Field(description="When it ends by itself.")
-    from_at: AwareDatetime | None = Field(None, description="When it begins; by default now.")
+    until: Moment = Field(description="When it ends by itself.")
+    from_at: Moment | None = Field(None, description="When it begins; by default now.")
 
 
 def maintain(place: Node | Region, user: User, reason: str, **window: Any) -> str:
@@ -53,6 +62,7 @@ PLACES = (
         "Until its end nothing is started there; instances there finish what they run, stop, and start again at its end.",
         takes=MaintenanceIn,
         admin=False,
+        form=True,
     ),
 )
 """What is done with nodes and regions."""
@@ -70,7 +80,8 @@ class RolloutIn(BaseModel):
 
 
 def roll_out(deployment: Deployment, user: User, reason: str, **values: Any) -> str:
-    return str(rollouts.start(deployment, user, reason, **values))
+    rollouts.start(deployment, user, reason, **values)
+    return f"The rollout of {deployment} begins within seconds."
 
 
 def columns(*names: str) -> tuple[Column, ...]:
@@ -340,9 +351,10 @@ DEPLOYMENTS = Resource(
         Operation(
             "roll-out",
             roll_out,
-            "Its instances restart with the current settings, one by one; `GET /api/deployments/{pk}/rollout` follows it.",
+            "Its instances start again with the present settings, one after another: each finishes what it runs, and a new one proves itself before the next. `GET /api/deployments/{pk}/rollout` follows it.",
             takes=RolloutIn,
             admin=False,
+            form=True,
         ),
         Operation(
             "cancel-rollout",

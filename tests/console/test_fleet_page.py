@@ -111,8 +111,10 @@ def test_a_node_has_its_own_page_with_all_that_is_on_it(acting, node, make_insta
 
 def test_maintenance_is_begun_noticed_and_ended(acting, node, make_instance):
     row = make_instance(node=node)
-    path = reverse("console:maintain", args=["nodes", node.pk])
-    assert "no date and time" in text_of(acting.post(path, {"reason": "x", "until": "soon"}, follow=True))
+    path = reverse("console:operate", args=["nodes", node.pk, "maintenance"])
+    assert "until: Input should be a valid datetime" in text_of(
+        acting.post(path, {"reason": "x", "until": "soon"}, follow=True)
+    )
     until = f"{timezone.localtime() + timedelta(hours=3):%Y-%m-%dT%H:%M}"
     said = text_of(acting.post(path, {"reason": "a new kernel", "until": until}, follow=True))
     assert "node-1 is in maintenance until" in said

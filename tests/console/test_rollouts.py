@@ -35,10 +35,8 @@ def html_of(client, name, *args, **query):
 
 
 def post(client, deployment, action, **values):
-    start = reverse("console:rollout", args=[deployment.pk])
-    other = reverse("console:operate", args=["deployments", deployment.pk, action])
-    page = {"next": reverse("console:fleet")}
-    return client.post(start if action == "start" else other, page | values, follow=True)
+    path = reverse("console:operate", args=["deployments", deployment.pk, action])
+    return client.post(path, {"next": reverse("console:fleet")} | values, follow=True)
 
 
 def test_nothing_is_said_while_all_are_up_to_date(acting, started):
@@ -60,14 +58,14 @@ def test_an_outdated_one_is_marked_and_its_limit_is_what_it_was_started_with(rea
 
 
 def test_an_operator_rolls_out_and_cancels(acting, outdated, deployment):
-    page = post(acting, deployment, "start").content.decode()
+    page = post(acting, deployment, "roll-out").content.decode()
     assert "give a reason" in page
     assert not Rollout.objects.exists()
-    page = post(acting, deployment, "start", reason="fewer at once").content.decode()
+    page = post(acting, deployment, "roll-out", reason="fewer at once").content.decode()
     assert "begins within seconds" in page
     assert "Begins within seconds." in page
     assert 'id="rollouts" data-region data-refresh-s="5"' in page
-    assert "in progress" in post(acting, deployment, "start", reason="again").content.decode()
+    assert "in progress" in post(acting, deployment, "roll-out", reason="again").content.decode()
     page = post(acting, deployment, "cancel-rollout", reason="not today").content.decode()
     assert "is cancelled" in page
     event = Event.objects.get(kind="rollout.started")
@@ -87,11 +85,11 @@ def test_a_failed_one_needs_attention_until_the_settings_are_changed_back(outdat
 
 
 def test_the_form_says_how_a_version_proves_itself_and_the_page_why_it_went_back(acting, outdated, deployment):
-    page = post(acting, deployment, "start", reason="x", bake_s="long").content.decode()
-    assert "from 0 to 86400 seconds" in page
-    post(acting, deployment, "start", reason="x", bake_s="5")
+    page = post(acting, deployment, "roll-out", reason="x", bake_s="long").content.decode()
+    assert "bake_s: Input should be a valid integer" in page
+    post(acting, deployment, "roll-out", reason="x", bake_s="5", auto_back="off")
     rollout = Rollout.objects.get()
-    assert (rollout.bake_s, rollout.auto_back) == (5, False)  # a box that is not ticked is not sent
+    assert (rollout.bake_s, rollout.auto_back) == (5, False)
     assert "Go back" in html_of(acting, "fleet")
     assert "the settings before are not known" in post(acting, deployment, "roll-back", reason="x").content.decode()
     Rollout.objects.update(state="rolled_back", message="3 of 10 requests failed", ended_at=timezone.now())

@@ -40,7 +40,7 @@ def test_a_donated_instance_says_who_let_it_go_its_price_and_when_it_could_be_ba
     )  # fmt: skip
     fleet_page = page(client, viewer)
     assert "Running spare work" in fleet_page
-    assert "1 run spare work, $1.20 an hour at the spot price" in " ".join(fleet_page.split())
+    assert "1 runs spare work, $1.20 an hour at the spot price" in " ".join(fleet_page.split())
     assert "Stop spare work" not in fleet_page, "a viewer acts on nothing"
     assert "Stop spare work" in page(client, operator)
     text = page(client, viewer, "instance", donated.name)

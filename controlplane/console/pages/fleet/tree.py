@@ -18,67 +18,64 @@ OPEN_BY_ITSELF, DRAWN = 60, 500
 ALL, NONE = ":all", ":none"
 """No node's name begins with a colon, so `:us-east` is that of instances there without one."""
 BAD = {"failed", "unreachable"}
+GPUS = ("gpus_total", "gpus_used", "gpus_free", "gpus_cordoned")
 GPU_PX, GAP_PX, HEIGHT_PX = 9, 3, 16
 Row = dict[str, Any]
 
 
-def key_of(row: Row) -> str:
-    return row["node"] or f":{row['region']}"
-
-
-def opened(filters: Filters, rows: Sequence[Row]) -> set[str]:
-    """Return the nodes whose instances are drawn: those of the address, else all of a small choice."""
-    keys = {key_of(row) for row in rows}
-    asked = filters["open"]
-    if asked == NONE or (not asked and len(rows) > OPEN_BY_ITSELF):
-        return set()
-    return keys if asked in ("", ALL) else keys & set(asked.split(","))
-
-
 def tree(rows: Sequence[Row], filters: Filters) -> list[Row]:
-    """Return a row for each region and node that has some of *rows*, or might where no filter is set, and those of open
-    nodes.
+    """Return a row for each region and node, those of instances of open nodes, and one for the unused nodes of a region.
+
+    Where a filter is set, only places with some of *rows* are there.
     """
-    is_open, drawn = opened(filters, rows), 0
-    nodes = {node.name: node for node in selectors.nodes().filter(active=True)}
     of_node: defaultdict[str, list[Row]] = defaultdict(list)
     for row in rows:
-        of_node[key_of(row)].append(row)
-    in_region: defaultdict[str, dict[str, Node | None]] = defaultdict(dict)
-    for node in nodes.values():
-        if node.name in of_node or not filters.narrow:
-            in_region[node.region.name][node.name] = node
-    for key, here in of_node.items():
-        in_region[here[0]["region"]].setdefault(key, nodes.get(key))
+        of_node[row["node"] or f":{row['region']}"].append(row)
+    is_open, drawn, made = _open(filters["open"], set(of_node), len(rows)), 0, list[Row]()
     windows = {(one.node_id, one.region_id): one for one in Maintenance.objects.under_way()}
-    made: list[Row] = []
+    nodes: defaultdict[str, list[Node]] = defaultdict(list)
+    for node in selectors.nodes().filter(active=True):
+        if node.name in of_node or not filters.narrow:
+            nodes[node.region.name].append(node)
     for region in Region.objects.all():
-        if not (places := in_region.get(region.name)) and (filters.narrow or not region.active):
+        places: list[tuple[str, Node | None]] = [(node.name, node) for node in nodes[region.name]]
+        if (nowhere := f":{region.name}") in of_node:
+            places.append((nowhere, None))
+        if not places and (filters.narrow or not region.active):
             continue
-        groups = []
-        for key, node in sorted(places.items() if places else (), key=lambda each: (each[1] is None, each[0])):
+        groups, unused, below = list[Row](), list[Node](), list[Row]()
+        for key, node in places:
             here = of_node[key]
-            unfold = key in is_open and (not drawn or drawn + len(here) <= DRAWN)
-            drawn += len(here) if unfold else 0
-            toggled = ",".join(sorted(is_open ^ {key})) or NONE
-            group = {
-                "level": "node", "place": node, "open": unfold, "toggle": toggled, "has": len(here),
-                "gpus_total": node.gpu_count if node else 0, **sums(here),
-            }  # fmt: skip
-            if node is not None:
-                group |= gpus_of(node, region) | {"strip": strip(node, here), "window": windows.get((node.pk, None))}
-                group["silent"] = is_silent(node)
-                group["notes"] = bool(node.cordoned or node.gpus_cordoned or node.ray or group["silent"])
-            groups.append((group, here if unfold else []))
-        whole = {"level": "region", "place": region, "window": windows.get((None, region.pk))}
-        for name in ("gpus_total", "gpus_used", "gpus_free", "gpus_cordoned"):
-            whole[name] = sum(group.get(name, 0) for group, _ in groups)
-        made.append(whole | sums(row for key in places or () for row in of_node[key]))
-        unused = [group["place"] for group, _ in groups if not (group["has"] or group.get("notes"))]
-        made += [row for group, here in groups if group["place"] not in unused for row in (group, *here)]
-        if unused:
-            made.append({"level": "unused", "nodes": unused})
+            group = _group(node, region, here) | {"window": node and windows.get((node.pk, None))}
+            groups.append(group)
+            if node is not None and not here and not group["notes"]:
+                unused.append(node)
+                continue
+            unfolds = key in is_open and drawn + len(here) <= DRAWN
+            drawn += len(here) if unfolds else 0
+            below += [group | {"open": unfolds, "toggle": ",".join(sorted(is_open ^ {key})) or NONE}]
+            below += here if unfolds else []
+        whole = {name: sum(group.get(name, 0) for group in groups) for name in GPUS}
+        whole |= {"level": "region", "place": region, "window": windows.get((None, region.pk))}
+        made += [whole | _sums(row for key, _ in places for row in of_node[key]), *below]
+        made += [{"level": "unused", "nodes": unused}] if unused else []
     return made
+
+
+def _open(asked: str, keys: set[str], count: int) -> set[str]:
+    """Return the nodes whose instances are drawn: those that are *asked* for, else all of a small fleet."""
+    if asked == ALL or (not asked and count <= OPEN_BY_ITSELF):
+        return keys
+    return keys & set(asked.split(","))
+
+
+def _group(node: Any, region: Region, here: Sequence[Row]) -> Row:
+    group = {"level": "node", "place": node, "has": len(here), **_sums(here)}
+    if node is None:
+        return group
+    silent = is_silent(node)
+    notes = bool(node.cordoned or node.gpus_cordoned or node.ray or silent)
+    return group | gpus_of(node, region) | {"strip": _strip(node, here), "silent": silent, "notes": notes}
 
 
 def is_silent(node: Node) -> bool:
@@ -88,46 +85,37 @@ def is_silent(node: Node) -> bool:
 
 def gpus_of(node: Any, region: Region) -> Row:
     """Count GPUs of *node*; where it or its region is cordoned, those that are free count as cordoned."""
-    free, shut = free_gpus(node), bool(node.cordoned or region.cordoned)
-    return {
-        "gpus_used": node.gpus_used,
-        "gpus_free": 0 if shut else free,
-        "gpus_cordoned": node.gpu_count - node.gpus_used if shut else node.gpus_cordoned,
-    }
+    shut = node.cordoned or region.cordoned
+    free, cordoned = (0, node.gpu_count - node.gpus_used) if shut else (free_gpus(node), node.gpus_cordoned)
+    return dict(zip(GPUS, (node.gpu_count, node.gpus_used, free, cordoned), strict=True))
 
 
-def sums(rows: Iterable[Row]) -> Row:
-    """Return numbers of *rows* by state, and sums and means of what is known live."""
+def _sums(rows: Iterable[Row]) -> Row:
+    """Return how many of *rows* are in which state, and sums and means of what is known live."""
     rows = list(rows)
     states = Counter(row["status"] for row in rows)
-    made: Row = {
-        "states": [(states[name], word.lower(), name in BAD) for name, word in STATUSES.items() if states[name]]
-    }
-    for name in ("running", "waiting", "output_tokens_per_s"):
+    made: Row = {"states": [(states[one], word.lower(), one in BAD) for one, word in STATUSES.items() if states[one]]}
+    for name in ("running", "waiting", "output_tokens_per_s", "use_ratio", "kv_ratio"):
         known = [row[name] for row in rows if row[name] is not None]
-        made[name] = sum(known) if known else None
-    for name in ("use_ratio", "kv_ratio"):
-        known = [row[name] for row in rows if row[name] is not None]
-        made[name] = sum(known) / len(known) if known else None
+        made[name] = sum(known) / (len(known) if name.endswith("ratio") else 1) if known else None
     return made
 
 
-def strip(node: Any, rows: Sequence[Row]) -> Row:
+def _strip(node: Any, rows: Sequence[Row]) -> Row:
     """Return the drawing of the GPUs of *node*: those of each instance side by side, filled by its use; then those of
     instances that are not shown, cordoned ones, and free ones.
     """
-    cells: list[Row] = []
-    x, seen = 0, set()
+    cells, x, seen = list[Row](), 0, set[str]()
     for row in sorted(rows, key=lambda row: (row["gpu_names"] or ["~"], row["name"])):
         if row["state"] == "stopped" or row["swap_group"] in seen:
             continue
         seen.add(row["swap_group"] or row["name"])
         title = f"{row['name']}: {STATUSES.get(row['status'], row['status'])}"
-        if row["use_ratio"] is not None:
-            title += f", use {row['use_ratio']:.0%}, KV cache {row['kv_ratio'] or 0:.0%}"
-        height = round(HEIGHT_PX * min(1.0, row["use_ratio"] or 0), 1)
+        if (use := row["use_ratio"]) is not None:
+            title += f", use {use:.0%}, KV cache {row['kv_ratio'] or 0:.0%}"
+        high = round(HEIGHT_PX * min(1.0, use or 0), 1)
         for _ in range(row["gpu_count"]):
-            cells.append({"x": x, "y": HEIGHT_PX - height, "height": height, "status": row["status"], "title": title})
+            cells.append({"x": x, "y": HEIGHT_PX - high, "height": high, "status": row["status"], "title": title})
             x += GPU_PX
         x += GAP_PX
     others = max(0, node.gpus_used - len(cells))
