@@ -50,7 +50,8 @@ OVERVIEW = _entry("Overview", "overview", "o", "overview")
 FLEET = _entry("Fleet", "instances", "f", "fleet", "instance", "node")
 REQUESTS = _entry("Requests", "requests", "r", "requests", "request")
 MODELS = Entry("Models", "models", "m", (
-    Section("models", "Models", ("deploy", "deployed", "targets")), Section("forecast", "Forecast"), Section("lengths", "Lengths"),
+    Section("models", "Models", ("deploy", "deployed", "targets")), Section("forecast", "Forecast"),
+    Section("lengths", "Lengths"),
 ))  # fmt: skip
 QUEUES = _entry("Queues", "queues", "q", "queues")
 BATCHES = _entry("Batches", "batches", "b", "batches", "batch")
