@@ -38,21 +38,21 @@ ACTIONS = {
     Action.RECLAIM: "Its opportunistic requests are queued again or ended, by class; then it serves its own model again.",
 }
 STATUSES = {
-    "provisioning": "Provisioning",
-    "loading": "Loading",
-    "ready": "Ready",
-    "saturated": "Saturated",
-    "resting": "Resting",
-    "held": "Stopped by operator",
-    "unreachable": "Unreachable",
-    "draining": "Draining",
-    "donated": "Running spare work",
-    "reclaiming": "Reclaiming",
-    "sleeping": "Sleeping",
-    "stopped": "Stopped",
     "failed": "Failed",
+    "unreachable": "Unreachable",
+    "resting": "Resting",
+    "saturated": "Saturated",
+    "draining": "Draining",
+    "reclaiming": "Reclaiming",
+    "loading": "Loading",
+    "provisioning": "Provisioning",
+    "ready": "Ready",
+    "donated": "Running spare work",
+    "sleeping": "Sleeping",
+    "held": "Stopped by operator",
+    "stopped": "Stopped",
 }
-"""States as pages show them: those of the row, and what the gateway's last answer says against one."""
+"""States as pages show them, worst first: those of the row, and what the gateway's last answer says against one."""
 
 
 def swap(instance: Instance, actor: User, reason: str) -> str:

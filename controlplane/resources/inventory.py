@@ -351,7 +351,8 @@ DEPLOYMENTS = Resource(
         Operation(
             "roll-out",
             roll_out,
-            "Its instances start again with the present settings, one after another: each finishes what it runs, and a new one proves itself before the next. `GET /api/deployments/{pk}/rollout` follows it.",
+            "Its instances restart with the current settings, one by one; each finishes what it runs first. "
+            "`GET /api/deployments/{pk}/rollout` follows it.",
             takes=RolloutIn,
             admin=False,
             form=True,

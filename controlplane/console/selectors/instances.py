@@ -6,23 +6,7 @@ from typing import Any
 from controlplane.console.live.state import LiveState, status_of
 from controlplane.dispatch.wire import INSTANCE_COLUMNS
 from controlplane.fleet.models import Instance
-from controlplane.resources.instances import with_outdated
-
-STATUS_ORDER = (
-    "failed",
-    "unreachable",
-    "resting",
-    "saturated",
-    "draining",
-    "reclaiming",
-    "loading",
-    "provisioning",
-    "ready",
-    "donated",
-    "sleeping",
-    "held",
-    "stopped",
-)
+from controlplane.resources.instances import STATUSES, with_outdated
 
 
 def instance_row(instance: Instance, live: dict[str, Any] | None) -> dict[str, Any]:
@@ -67,7 +51,7 @@ def instance_rows(state: LiveState, rows: Iterable[Instance]) -> list[dict[str, 
 
 def worst_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return *rows*, unhealthy ones first and stopped ones last; then by load in quarters, then by name."""
-    rank = {status: at for at, status in enumerate(STATUS_ORDER)}
+    rank = {status: at for at, status in enumerate(STATUSES)}
     return sorted(
         rows, key=lambda row: (rank.get(row["status"], len(rank)), -int(4 * (row["use_ratio"] or 0)), row["name"])
     )
