@@ -14,7 +14,6 @@ from controlplane.fleet.lifecycle.states import ACTION_STATES, ALIVE, PRESENT, A
 from controlplane.fleet.models import (
     Adapter,
     Deployment,
-    Gpu,
     Instance,
     InstanceCommand,
     Launcher,
@@ -63,11 +62,6 @@ def deployments() -> QuerySet[Deployment]:
 def nodes() -> QuerySet[Node]:
     """Return nodes with `gpus_used`."""
     return Node.objects.with_gpus_used().select_related("region", "gpu_type")
-
-
-def failed_gpus() -> QuerySet[Gpu]:
-    """Return GPUs that are cordoned, or on which a start failed."""
-    return Gpu.objects.select_related("node__region").exclude(cordoned="", failed_starts={})
 
 
 def maintenance_windows(start: datetime, end: datetime) -> MaintenanceQuerySet:
