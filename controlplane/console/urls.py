@@ -13,7 +13,6 @@ from controlplane.console.pages.applications import views as applications
 from controlplane.console.pages.batches import views as batches
 from controlplane.console.pages.deploy import views as deploy
 from controlplane.console.pages.events import views as events
-from controlplane.console.pages.fleet import actions
 from controlplane.console.pages.fleet import views as fleet
 from controlplane.console.pages.forecast import views as forecast
 from controlplane.console.pages.keys import views as keys
@@ -37,10 +36,10 @@ urlpatterns = [
     path("operations/<slug:name>/<int:pk>/<slug:verb>/", operate, name="operate"),
     path("", overview.overview, name="overview"),
     path("fleet/", fleet.fleet, name="fleet"),
-    path("fleet/act/", actions.bulk, name="bulk"),
+    path("fleet/act/", fleet.bulk, name="bulk"),
     path("fleet/instances/<slug:name>/", fleet.instance, name="instance"),
     path("fleet/nodes/<slug:name>/", fleet.node, name="node"),
-    path("fleet/stop-donating/", actions.stop_donating, name="stop-donating"),
+    path("fleet/stop-donating/", fleet.stop_donating, name="stop-donating"),
     path("models/", models.models, name="models"),
     path("models/deploy/", deploy.deploy, name="deploy"),
     path("models/deployed/<int:pk>/", deploy.deployed, name="deployed"),

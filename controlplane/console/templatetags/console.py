@@ -149,6 +149,12 @@ def moment(at: datetime | float | None) -> SafeString:
 
 
 @register.simple_tag
+def hours_from_now(hours: int) -> str:
+    """The time as a field of a form has it."""
+    return f"{timezone.localtime() + timedelta(hours=hours):%Y-%m-%dT%H:%M}"
+
+
+@register.simple_tag
 def tile(label: str, value: str, unit: str = "", title: str = "") -> SafeString:
     """One number of a page's head that its script does not change."""
     return render_to_string("console/parts/tile.html", {"label": label, "value": value, "unit": unit, "title": title})

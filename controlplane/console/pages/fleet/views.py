@@ -1,27 +1,28 @@
-"""The fleet: regions, nodes, GPUs and instances; one node, and one instance."""
+"""The fleet: regions, nodes, GPUs and instances; one node, one instance; and what is done with several of these."""
 
 from datetime import timedelta
 
-from django.http import HttpRequest, HttpResponseBase
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
-from django.views.decorators.http import require_safe
+from django.views.decorators.http import require_POST, require_safe
 
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role, may
+from controlplane.console.actions import ActionForm, action, carried_out
 from controlplane.console.lists import list_page
 from controlplane.console.live.feed import feed
 from controlplane.console.live.views import live_context, of_charts
-from controlplane.console.pages.fleet.actions import BULK, local_in
 from controlplane.console.pages.fleet.charts import instance_charts
 from controlplane.console.pages.fleet.tree import gpus_of, is_silent, tree
 from controlplane.console.selectors.events import event_row
 from controlplane.console.selectors.instances import instance_row, instance_rows, worst_first
 from controlplane.events.selectors import events_about
-from controlplane.fleet import selectors
+from controlplane.fleet import selectors, services
 from controlplane.fleet.lifecycle import engine_logs
-from controlplane.fleet.lifecycle.states import SERVING, Action, InstanceState
-from controlplane.fleet.models import Instance, Launcher, Model
+from controlplane.fleet.lifecycle.states import SERVING, Action, ActionError, InstanceState
+from controlplane.fleet.models import Instance, Launcher
 from controlplane.fleet.models.instances import OF_VLLM
 from controlplane.fleet.places import bounds, cordon_of
 from controlplane.fleet.rollouts import revisions
@@ -29,19 +30,20 @@ from controlplane.fleet.rollouts.selectors import statuses
 from controlplane.fleet.selectors import instances as instances_with_all
 from controlplane.fleet.selectors import possible_actions, recent_commands
 from controlplane.fleet.spot import selectors as spot
+from controlplane.fleet.spot.services import stop_donating as stop_spare_work
 from controlplane.fleet.swaps.selectors import statuses as swap_statuses
 from controlplane.gateway.models import LedgerRow
 from controlplane.gateway.selectors import prefix_hits
 from controlplane.resources.filters import CHART_RANGE, Filters
 from controlplane.resources.instances import ACTIONS, IN_TREE, INSTANCES
 from controlplane.resources.inventory import GPUS, STOCK
-from controlplane.tuning.selectors import tuned
 
 REQUESTS_SHOWN = 10
 HITS_OVER = timedelta(hours=1)
 LOG_LINES_SHOWN = 100
-MAINTENANCE_LASTS = timedelta(hours=2)
-"""What its form offers."""
+BULK = (Action.DRAIN, Action.STOP, Action.START, Action.RESTART)
+"""What is done with several instances at once."""
+AT_ONCE = 500
 
 
 @require_safe
@@ -61,12 +63,8 @@ def fleet(request: HttpRequest) -> HttpResponseBase:
         short=[(row, most) for row in deployments if (most := allowed[row.pk][1]) < row.min_instances],
         spare=spare,
         spare_usd_per_hour=spot.offered_per_hour(spare),
-        donates=any(
-            tuned(name).SPOT_DONATE for name in Model.objects.filter(active=True).values_list("name", flat=True)
-        ),
         selects=may(request, Role.OPERATOR),
         bulk_actions=[(str(each), each.label, ACTIONS[each]) for each in BULK],
-        until=local_in(MAINTENANCE_LASTS),
     )
 
 
@@ -89,7 +87,6 @@ def node(request: HttpRequest, name: str) -> HttpResponseBase:
         "gpu_columns": GPUS.named("name", *GPUS.page[1:]),
         "stock": row.stock.all(),
         "stock_columns": STOCK.named(*STOCK.page),
-        "until": local_in(MAINTENANCE_LASTS),
     }
     return render(request, "console/fleet/node.html", context)
 
@@ -135,3 +132,39 @@ def instance(request: HttpRequest, name: str) -> HttpResponseBase:
 def _actions(row: Instance) -> list[Action]:
     """Return the actions allowed now; drain and resume first, stop last."""
     return sorted(possible_actions(row), key=lambda action: (action == Action.STOP, list(Action).index(action)))
+
+
+@require_POST
+@fleet_role(Role.OPERATOR)
+def bulk(request: HttpRequest) -> HttpResponse:
+    """Do one thing with each selected instance. Say what was done, and what was refused and why."""
+
+    def carry_out(form: ActionForm) -> str:
+        keys = [int(key) for key in form.fields.getlist("instance") if key.isdecimal()][:AT_ONCE]
+        verb = form.fields.get("verb", "")
+        if verb not in BULK or not keys:
+            raise ActionError("Select instances, and what to do with them")
+        done, refused = [], []
+        for row in Instance.objects.filter(pk__in=keys).order_by("name"):
+            try:
+                services.act(Action(verb), row, form.user, form.reason)
+                done.append(row.name)
+            except ActionError as refusal:
+                refused.append(str(refusal))
+        if refused:
+            messages.error(request, f"{_some(len(refused))} refused: {'; '.join(refused)}.")
+        if not done:
+            raise ActionError(f"{Action(verb).label}: nothing is done")
+        return f"{Action(verb).label}: {_some(len(done))} in progress or done: {', '.join(done)}."
+
+    return carried_out(request, carry_out, lambda: "console:fleet", "The instances are unchanged")
+
+
+def _some(count: int) -> str:
+    return f"{count} instance{'' if count == 1 else 's'}"
+
+
+@action(Role.OPERATOR, page="console:fleet", unchanged="Instances are donated as before")
+def stop_donating(form: ActionForm) -> str:
+    """Donate nothing more, and stop what is donated."""
+    return stop_spare_work(form.user, form.reason)
