@@ -40,7 +40,8 @@ def test_the_page_of_a_stopped_instance_begins_with_its_story(acting, held):
     html = acting.get(reverse("console:instance", args=[held.name])).content.decode()
     assert "data-charts" not in html, "no empty charts"
     assert 'class="tile"' not in html, "no tiles of dashes"
-    assert html.index("instance-events-title") < html.index("requests-title")
+    assert html.index("instance-events-title") < html.index("facts-title")
+    assert "requests-title" not in html, "none has ended there"
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from controlplane.console.selectors.instances import instance_row, instance_rows
 from controlplane.events.selectors import events_about
 from controlplane.fleet import selectors, services
 from controlplane.fleet.lifecycle import engine_logs
-from controlplane.fleet.lifecycle.states import SERVING, Action, ActionError, InstanceState
+from controlplane.fleet.lifecycle.states import Action, ActionError, InstanceState
 from controlplane.fleet.models import Instance, Launcher
 from controlplane.fleet.models.instances import OF_VLLM
 from controlplane.fleet.places import bounds, cordon_of
@@ -97,7 +97,10 @@ def instance(request: HttpRequest, name: str) -> HttpResponseBase:
     row = get_object_or_404(instances_with_all(), name=name)
     state = feed.state()
     filters = Filters(request.GET, CHART_RANGE)
-    charts, serves = instance_charts(state, filters["range"], row), row.state in SERVING
+    charts, down = (
+        instance_charts(state, filters["range"], row),
+        row.state in (InstanceState.STOPPED, InstanceState.FAILED),
+    )
     if (answer := of_charts(request, charts, f"{row.name}-{{}}")) is not None:
         return answer
     context = {
@@ -114,8 +117,8 @@ def instance(request: HttpRequest, name: str) -> HttpResponseBase:
         "log": engine_logs.read(row, LOG_LINES_SHOWN)
         if row.launcher in OF_VLLM and may(request, Role.OPERATOR)
         else None,
-        "serves": serves,
-        "charts": [one for one in charts if serves or not one.empty],
+        "up": not down,
+        "charts": [one for one in charts if not (down and one.empty)],
         "donation": spot.open_donations().filter(instance=row).first(),
         "reclaims": spot.reclaim_times(timezone.now()),
         "events": [event_row(event, with_subject=False) for event in events_about(row, limit=8)],
