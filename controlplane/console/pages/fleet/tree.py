@@ -55,7 +55,7 @@ def tree(rows: Sequence[Row], filters: Filters) -> list[Row]:
             drawn += len(here) if unfolds else 0
             below += [group | {"open": unfolds, "toggle": ",".join(sorted(is_open ^ {key})) or NONE}]
             below += here if unfolds else []
-        whole = {name: sum(group.get(name, 0) for group in groups) for name in GPUS}
+        whole: Row = {name: sum(group.get(name, 0) for group in groups) for name in GPUS}
         whole |= {"level": "region", "place": region, "window": windows.get((None, region.pk))}
         made += [whole | _sums(row for key, _ in places for row in of_node[key]), *below]
         made += [{"level": "unused", "nodes": unused}] if unused else []
