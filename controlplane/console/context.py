@@ -47,9 +47,7 @@ def _entry(label: str, icon: str, key: str, *pages: str) -> Entry:
 
 
 OVERVIEW = Entry("Overview", "overview", "o", (Section("overview", "Overview"), Section("timeline", "Timeline")))
-FLEET = Entry("Fleet", "instances", "f", (
-    Section("instances", "Instances", ("instance", "rollout")), Section("nodes", "Nodes"), Section("spot", "Spot pool"),
-))  # fmt: skip
+FLEET = _entry("Fleet", "instances", "f", "fleet", "instance", "node")
 REQUESTS = _entry("Requests", "requests", "r", "requests", "request")
 MODELS = _entry("Models", "models", "m", "models", "model", "deploy", "deployed")
 QUEUES = _entry("Queues", "queues", "q", "queues")
