@@ -31,7 +31,6 @@ class Section:
 class Entry:
     label: str
     icon: str
-    key: str  # second key of the shortcut `g …`
     sections: tuple[Section, ...]
 
     @property
@@ -42,24 +41,24 @@ class Entry:
         return next((one for one in self.sections if page == one.url_name or page in one.pages), None)
 
 
-def _entry(label: str, icon: str, key: str, *pages: str) -> Entry:
-    return Entry(label, icon, key, (Section(pages[0], label, pages[1:]),))
+def _entry(label: str, icon: str, *pages: str) -> Entry:
+    return Entry(label, icon, (Section(pages[0], label, pages[1:]),))
 
 
-OVERVIEW = Entry("Overview", "overview", "o", (Section("overview", "Overview"), Section("timeline", "Timeline")))
-FLEET = _entry("Fleet", "instances", "f", "fleet", "instance", "node")
-REQUESTS = _entry("Requests", "requests", "r", "requests", "request")
-MODELS = _entry("Models", "models", "m", "models", "model", "deploy", "deployed")
-QUEUES = _entry("Queues", "queues", "q", "queues")
-BATCHES = _entry("Batches", "batches", "b", "batches", "batch")
-APPLICATIONS = _entry("Applications", "applications", "a", "applications", "application", "run")
-SCALING = Entry("Scaling", "scaling", "s", (
+OVERVIEW = Entry("Overview", "overview", (Section("overview", "Overview"), Section("timeline", "Timeline")))
+FLEET = _entry("Fleet", "instances", "fleet", "instance", "node")
+REQUESTS = _entry("Requests", "requests", "requests", "request")
+MODELS = _entry("Models", "models", "models", "model", "deploy", "deployed")
+QUEUES = _entry("Queues", "queues", "queues")
+BATCHES = _entry("Batches", "batches", "batches", "batch")
+APPLICATIONS = _entry("Applications", "applications", "applications", "application", "run")
+SCALING = Entry("Scaling", "scaling", (
     Section("scaling", "Scaling"), Section("plans", "Plans", ("plan",)), Section("moves", "Moves"),
 ))  # fmt: skip
-WHAT_IF = _entry("What-if", "what-if", "w", "what-ifs", "what-if", "new-what-if")
-USAGE = Entry("Usage and keys", "usage", "u", (Section("usage", "Usage"), Section("keys", "API keys")))
+WHAT_IF = _entry("What-if", "what-if", "what-ifs", "what-if", "new-what-if")
+USAGE = Entry("Usage and keys", "usage", (Section("usage", "Usage"), Section("keys", "API keys")))
 API = Section("api-docs", "API")
-SYSTEM = Entry("System", "system", "y", (
+SYSTEM = Entry("System", "system", (
     Section("system", "System"), Section("alerts", "Alerts"), Section("events", "Events", ("event",)),
     Section("settings", "Settings"), API,
 ))  # fmt: skip

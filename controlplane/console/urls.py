@@ -23,6 +23,7 @@ from controlplane.console.pages.plans import views as plans
 from controlplane.console.pages.queues import views as queues
 from controlplane.console.pages.requests import views as requests
 from controlplane.console.pages.scaling import views as scaling
+from controlplane.console.pages.search import views as search
 from controlplane.console.pages.settings import views as settings
 from controlplane.console.pages.sign_in import views as sign_in
 from controlplane.console.pages.system import views as system
@@ -68,6 +69,7 @@ urlpatterns = [
     path("what-if/<int:pk>/", what_if.what_if, name="what-if"),
     path("what-if/<int:pk>/<slug:action>/", what_if.act, name="what-if-act"),
     path("console/api/what-if-charts/<int:pk>", what_if.charts, name="what-if-charts"),
+    path("search/", search.search, name="search"),
     path("usage/", usage.usage_page, name="usage"),
     path("usage/budgets/", usage.budgets, name="budgets"),
     path("usage/prices/", usage.prices, name="prices"),

@@ -9,6 +9,7 @@ import { startKeys } from "./keys.js";
 import { Live } from "./live.js";
 import { startMenus } from "./menus.js";
 import { startQueues } from "./queues.js";
+import { startSearch } from "./search.js";
 import { refreshRegions, startSwapLinks, swap } from "./swap.js";
 import { startWhatIfs } from "./whatif.js";
 
@@ -26,7 +27,7 @@ document.addEventListener("swapped", ({ detail }) => labelCells(detail.element.p
 const badge = document.querySelector("[data-live]");
 const live = badge ? new Live(badge, document.querySelector("[data-pause]")) : null;
 startRegions(live ?? { paused: false });
-startKeys(live, startBatches() ?? startWhatIfs() ?? startApplications() ?? startQueues(live));
+startKeys(live, startSearch(), startBatches() ?? startWhatIfs() ?? startApplications() ?? startQueues(live));
 // In a narrow window the navigation opens below a button; without a script it is open.
 const menu = document.querySelector("[data-menu]");
 if (menu) {
