@@ -17,7 +17,7 @@ from controlplane.console.pages.fleet import views as fleet
 from controlplane.console.pages.keys import views as keys
 from controlplane.console.pages.models import views as models
 from controlplane.console.pages.models.forms import change, train
-from controlplane.console.pages.overview import timeline
+from controlplane.console.pages.overview import first_steps, timeline
 from controlplane.console.pages.overview import views as overview
 from controlplane.console.pages.plans import views as plans
 from controlplane.console.pages.queues import views as queues
@@ -35,6 +35,8 @@ app_name = "console"
 urlpatterns = [
     path("operations/<slug:name>/<int:pk>/<slug:verb>/", operate, name="operate"),
     path("", overview.overview, name="overview"),
+    path("first-steps/node/", first_steps.add_node, name="add-node"),
+    path("first-steps/tenant/", first_steps.first_tenant, name="first-tenant"),
     path("timeline/", timeline.timeline, name="timeline"),
     path("fleet/", fleet.fleet, name="fleet"),
     path("fleet/act/", fleet.bulk, name="bulk"),

@@ -5,13 +5,15 @@ from pathlib import Path
 from typing import Final, Literal
 
 from django.db import transaction
+from django.utils.text import slugify
 
 from controlplane.accounts.models import Membership, Role, Tenant, User
+from controlplane.events.audit import record_creation
 from controlplane.events.services import record
 from controlplane.fleet.inventory import fleet_file, services
-from controlplane.fleet.inventory.kinds import INSTANCE
+from controlplane.fleet.inventory.kinds import INSTANCE, SLO_CLASS, TENANT
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import Deployment, Instance, Node, SwapGroup
+from controlplane.fleet.models import Deployment, Instance, Node, SloClass, SwapGroup
 
 FILE: Final = Path(__file__).with_name("demo.toml")
 SHARED: Final = "small-us-west", ("llama-3-2-3b-us-west-2", "llama-3-1-8b-us-west-3")
@@ -49,6 +51,19 @@ def seed(fleet: Literal["none", "emulated"] = "emulated") -> Counter[str]:
     if created:
         record("demo.seeded", actor="demo", after=dict(created))
     return created
+
+
+@transaction.atomic
+def add_tenant(name: str, actor: User | str) -> Tenant:
+    """Create a tenant of every SLO class; where there is no class, those of the demo, to be edited."""
+    if not SloClass.objects.exists():
+        for entry in fleet_file.read(FILE):
+            if entry.kind is SLO_CLASS:
+                record_creation(services.insert(SLO_CLASS, entry.of_new_row()), actor)
+    classes = list(SloClass.objects.order_by("priority", "pk").values_list("name", flat=True))
+    values = {"name": slugify(name), "title": name, "default_slo_class": classes[0], "slo_classes": classes}
+    made: Tenant = services.create(TENANT, values, actor)
+    return made
 
 
 def _share_gpus() -> None:

@@ -4,8 +4,8 @@ from django.db.models import QuerySet
 
 from controlplane.accounts.models import ApiKey, Role, Tenant
 from controlplane.fleet.inventory.kinds import TENANT
-from controlplane.resources.filters import Hidden
-from controlplane.resources.resource import LEAVES, Column, Filter, Resource, Viewer
+from controlplane.resources.filters import Hidden, Search
+from controlplane.resources.resource import LEAVES, Column, Filter, Resource, Viewer, search_in
 
 
 def visible_keys(viewer: Viewer) -> QuerySet[ApiKey]:
@@ -35,14 +35,14 @@ KEYS = Resource(
         Column(
             "role",
             "Role over the fleet",
-            label="May",
+            label="Access",
             type=Role | None,
             draw="console/keys/role_cell.html",
             about="Of a service key: what it may do over the fleet.",
         ),
         Column(
             "allowed_models",
-            "Models",
+            "Allowed models",
             type=list[str],
             draw="console/keys/models_cell.html",
             about="Names that its requests may ask for; empty: all.",
@@ -59,12 +59,17 @@ KEYS = Resource(
         Column("expires_at", "Expires (UTC)"),
         Column("revoked_at", "Revoked (UTC)"),
         Column("usable", type=bool, label="State", draw="console/keys/state_cell.html"),
+        Column("budgets", label="Budgets", source="pk", rest=False, draw="console/keys/budgets_cell.html", kind="wrap"),
     ),
     filters=(
+        search_in("name", "prefix", control=Search("q", "Search by name or first characters")),
         Filter("tenant", "tenant__name"),
         Filter("show", by_state, rest=False, control=Hidden("show", ("usable", "all"), "usable")),
     ),
-    page=("name", "prefix", "tenant", "role", "allowed_models", "created_by", "created_at", "last_used_at", "usable"),
+    page=(
+        *("name", "prefix", "tenant", "role", "allowed_models", "budgets", "created_by", "created_at", "last_used_at"),
+        "usable",
+    ),
     template="console/keys/keys.html",
     actions="console/keys/actions.html",
 )

@@ -15,6 +15,7 @@ from django.utils.safestring import SafeString, mark_safe
 from controlplane.console import formats
 from controlplane.console.finders import guarded_style_ids
 from controlplane.console.formats import FORMATS
+from controlplane.console.glossary import explained
 from controlplane.fleet.models import Node
 from controlplane.fleet.selectors import maintenance_windows
 from controlplane.planning.titles import title_of
@@ -31,6 +32,7 @@ for written in (
 ):
     register.filter(written.__name__, written)
 register.filter("title_of", title_of)
+register.filter("explained", explained)
 
 
 @register.filter
@@ -157,7 +159,8 @@ def hours_from_now(hours: int) -> str:
 @register.simple_tag
 def tile(label: str, value: str, unit: str = "", title: str = "") -> SafeString:
     """One number of a page's head that its script does not change."""
-    return render_to_string("console/parts/tile.html", {"label": label, "value": value, "unit": unit, "title": title})
+    shown = {"label": label, "value": value, "unit": unit, "title": title or explained(label)}
+    return render_to_string("console/parts/tile.html", shown)
 
 
 @register.simple_block_tag(takes_context=True)
@@ -232,7 +235,7 @@ def sort_header(
     return {
         "label": label,
         "kind": kind,
-        "tip": tip,
+        "tip": tip or explained(label),
         "href": f"?{query.urlencode()}",
         "sorted": ("descending" if order.descending else "ascending") if current else "",
     }

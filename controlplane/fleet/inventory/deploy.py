@@ -379,15 +379,34 @@ def deploy(wanted: DeployRequest, actor: User | str, reason: str = "") -> Deploy
     return made
 
 
-def _create(wanted: DeployRequest, actor: User | str, reason: str) -> Deployed:
+@transaction.atomic
+def add_node(wanted: DeployRequest, actor: User | str, reason: str = "") -> Node:
+    """Create the node that *wanted* has GPUs of, with its region and its GPU type where they are new.
+
+    Raises ValidationError naming the field of `DeployRequest` at fault.
+    """
+    try:
+        region, gpu_type = _place(wanted, actor, reason)
+        name = places.first_free(Node, f"{wanted.region}-{wanted.gpu_type.partition('-')[0]}"[:56])
+        values = {"region": region.name, "gpu_type": gpu_type.name, "gpu_count": wanted.gpus, "address": wanted.address}
+        made: Node = services.create(NODE, {"name": name} | values, actor, reason)
+    except ValidationError as error:
+        raise _of_request(error) from error
+    return made
+
+
+def _place(wanted: DeployRequest, actor: User | str, reason: str) -> tuple[Region, GpuType]:
+    """Return the region and the GPU type, made where they are new."""
     region = Region.objects.filter(name=wanted.region).first() or services.create(
         REGION, {"name": wanted.region, "title": region_title(wanted.region)}, actor, reason
     )
-    gpu_type = _gpu_type(wanted, actor, reason)
+    return region, _gpu_type(wanted, actor, reason)
+
+
+def _create(wanted: DeployRequest, actor: User | str, reason: str) -> Deployed:
+    region, gpu_type = _place(wanted, actor, reason)
     if wanted.gpus and not wanted.share_gpus_with:
-        name = places.first_free(Node, f"{wanted.region}-{wanted.gpu_type.partition('-')[0]}"[:56])
-        values = {"region": region.name, "gpu_type": gpu_type.name, "gpu_count": wanted.gpus, "address": wanted.address}
-        services.create(NODE, {"name": name} | values, actor, reason)
+        add_node(wanted, actor, reason)
     elif not _nodes(wanted):
         text = f"{region} has no node with {gpu_type}: say how many GPUs a new one has."
         raise ValidationError({"gpus": text})

@@ -16,6 +16,7 @@ from controlplane.console.live.fragments import attention_list, event_list
 from controlplane.console.live.state import SOURCE_TEXT, Source
 from controlplane.console.live.views import live_context, of_charts
 from controlplane.console.pages.overview.charts import overview_charts, sparks
+from controlplane.console.pages.overview.first_steps import first_steps
 from controlplane.console.selectors.instances import instance_rows, worst_first
 from controlplane.fleet.selectors import instances, usd_per_hour
 from controlplane.resources.filters import CHART_RANGE, Filters, model_select
@@ -67,6 +68,7 @@ def overview(request: HttpRequest) -> HttpResponseBase:
         "usd_per_hour": usd_per_hour(model),
         "events": event_list(),
         "nightly": nightly.summary(),
+        "steps": first_steps(request),
         "disconnected": SOURCE_TEXT.get(state.source, "") if state.source != Source.LIVE else "",
     }
     return render(request, "console/overview/overview.html", context)
