@@ -274,9 +274,9 @@ class Budget(models.Model):
 
     def clean(self) -> None:
         if self.soft is None and self.hard is None:
-            raise ValidationError({"hard": "Give a soft or a hard limit."})
+            raise ValidationError({"hard": "Say where to warn, where to stop, or both."})
         if self.soft is not None and self.hard is not None and self.soft > self.hard:
-            raise ValidationError({"soft": "The alert comes before the stop: not above the hard limit."})
+            raise ValidationError({"soft": "It warns before it stops: not above the limit at which it stops."})
         if self.tenant is None and self.api_key is None and not self.model:
             raise ValidationError({"tenant": "Name a tenant, an API key or a model."})
         if self.api_key is not None:

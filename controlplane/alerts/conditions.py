@@ -85,7 +85,7 @@ def _budget(rule: AlertRule, now: datetime) -> Iterator[Problem]:
         share = used_share(row, now)
         if share is not None and share >= (rule.limit or 0.0):
             detail = f"{share:.0%} of {row.amount} is used"
-            yield _met(row.scope, detail, "/usage/budgets/", row.model, round(share, 4))
+            yield _met(row.scope, detail, "/keys/#budgets", row.model, round(share, 4))
 
 
 def _met(subject: str, words: str, href: str, model: str, value: float) -> Problem:

@@ -56,7 +56,7 @@ SCALING = Entry("Scaling", "scaling", (
     Section("scaling", "Scaling"), Section("plans", "Plans", ("plan",)), Section("moves", "Moves"),
 ))  # fmt: skip
 WHAT_IF = _entry("What-if", "what-if", "what-ifs", "what-if", "new-what-if")
-USAGE = Entry("Usage and keys", "usage", (Section("usage", "Usage"), Section("keys", "API keys")))
+USAGE = Entry("Usage and keys", "usage", (Section("usage", "Usage"), Section("keys", "Keys and budgets")))
 API = Section("api-docs", "API")
 SYSTEM = Entry("System", "system", (
     Section("system", "System"), Section("alerts", "Alerts"), Section("events", "Events", ("event",)),

@@ -73,7 +73,6 @@ urlpatterns = [
     path("console/api/what-if-charts/<int:pk>", what_if.charts, name="what-if-charts"),
     path("search/", search.search, name="search"),
     path("usage/", usage.usage_page, name="usage"),
-    path("usage/budgets/", usage.budgets, name="budgets"),
     path("usage/prices/", usage.prices, name="prices"),
     path("keys/", keys.keys, name="keys"),
     path("keys/<int:pk>/models/", keys.models, name="key-models"),

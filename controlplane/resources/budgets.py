@@ -7,6 +7,8 @@ from controlplane.fleet.inventory.kinds import BUDGET
 from controlplane.resources.resource import Column, Filter, Resource, Viewer, of_choice
 from controlplane.usage.budgets import used
 
+AMOUNT = "console/budgets/amount_cell.html"
+
 
 def visible_budgets(viewer: Viewer) -> QuerySet[Budget]:
     """Budgets of the viewer's tenants; those of a model over all tenants are for those who see the fleet."""
@@ -36,16 +38,15 @@ BUDGETS = Resource(
     rows=visible_budgets,
     columns=(
         Column("id"),
-        Column("scope", "Scope", type=str, about="Tenant, API key and model, as far as the budget is of one."),
+        Column("scope", "Scope", type=str, draw="console/budgets/scope_cell.html", about="Tenant, API key and model, as far as the budget is of one."),
         Column("tenant", "Tenant", "tenant.name", type=str | None),
         Column("api_key", "API key", "api_key.prefix", type=str | None, about="First characters of the key."),
         Column("model", "Model"),
-        Column("kind", "Kind", type=BudgetKind, draw="console/budgets/kind_cell.html"),
-        Column(
-            "used", "Used (in its unit)", used, type=float | None, label="Used", draw="console/budgets/used_cell.html"
-        ),
-        Column("soft", "Soft (in its unit)", label="Alert at", draw="console/budgets/soft_cell.html"),
-        Column("hard", "Hard (in its unit)", label="Stop at", draw="console/budgets/hard_cell.html"),
+        Column("kind", "Kind", type=BudgetKind),
+        Column("unit", label="Limits", source=lambda row: row.get_kind_display(), rest=False),
+        Column("used", "Used (in its unit)", used, type=float | None, draw=AMOUNT, kind="num"),
+        Column("soft", "Soft (in its unit)", label="Warn at", draw=AMOUNT, kind="num"),
+        Column("hard", "Hard (in its unit)", label="Stop at", draw=AMOUNT, kind="num"),
         Column(
             "state",
             "State",
@@ -63,8 +64,5 @@ BUDGETS = Resource(
         of_choice("kind", BudgetKind, "kinds"),
         Filter("model"),
     ),
-    page=("scope", "kind", "used", "soft", "hard", "state", "months_in", "alerted_at", "stopped_at"),
-    parent=("console:usage", "Usage"),
-    template="console/budgets/budgets.html",
-    empty="Requests are limited by their tenants' concurrency and tokens a minute alone.",
+    page=("scope", "unit", "used", "soft", "hard", "state", "months_in", "alerted_at", "stopped_at"),
 )

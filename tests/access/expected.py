@@ -88,7 +88,6 @@ CONSOLE = {
     "first-tenant": Reach(ADMIN, {}, {"name": "Newco"}),
     "usage": Reach(TENANT),
     "prices": Reach(VIEWER),
-    "budgets": Reach(TENANT),
     "keys": Reach(TENANT),
     "model": Reach(VIEWER, {"name": "llama-3.1-8b"}),
     "change-model share": Reach(

@@ -1,6 +1,8 @@
-"""API keys: the list, a new one (its secret is shown once), and revoking."""
+"""Keys and budgets: the keys with theirs, a new one (its secret is shown once), and the budgets of tenants and models."""
 
+from collections import defaultdict
 from datetime import timedelta
+from typing import Any
 
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
@@ -11,16 +13,20 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_variables
 from django.views.decorators.http import require_http_methods
 
-from controlplane.accounts.models import ApiKey, Role
+from controlplane.accounts.models import ApiKey, Role, Tenant
 from controlplane.accounts.requests import user_of
 from controlplane.accounts.selectors import manageable_api_keys, tenants_with_managed_keys
-from controlplane.accounts.services import allow_models, create_api_key
+from controlplane.accounts.services import SERVICE_KEY_DAYS, allow_models, create_api_key
 from controlplane.console.access.roles import may, signed_in
 from controlplane.console.actions import ActionForm, action
-from controlplane.console.lists import list_page
+from controlplane.console.editing import edit
+from controlplane.console.lists import list_page, viewer_of
 from controlplane.console.pages.keys import examples
-from controlplane.fleet.selectors import allowed_models
+from controlplane.fleet.selectors import allowed_models, names_to_ask_for
+from controlplane.resources.budgets import BUDGETS
+from controlplane.resources.forms import BudgetForm
 from controlplane.resources.keys import KEYS
+from controlplane.usage.budgets import used_share
 
 
 @never_cache
@@ -28,10 +34,16 @@ from controlplane.resources.keys import KEYS
 @signed_in
 @sensitive_variables("secret")
 def keys(request: HttpRequest) -> HttpResponseBase:
-    """Show the list; a POST creates a key and answers with its secret, which is shown only then."""
+    """Show the lists; a POST creates a key and answers with its secret, which is shown only then, or edits a budget."""
+    viewer = viewer_of(request)
+    if (request.GET.get("table"), request.GET.get("format")) == ("budgets", "csv"):
+        return BUDGETS.csv(BUDGETS.rows(viewer), viewer.sees_fleet)
+    editing = edit(request, BUDGETS, BudgetForm) if "edit" in request.GET else None
+    if isinstance(editing, HttpResponse):
+        return editing
     managed = list(tenants_with_managed_keys(request.user).filter(active=True))
     errors: dict[str, list[str]] = {}
-    if request.method == "POST":
+    if request.method == "POST" and editing is None:
         tenant = next((tenant for tenant in managed if str(tenant.pk) == request.POST.get("tenant")), None)
         if tenant is None:
             raise PermissionDenied("Only operators and admins of a tenant make its keys.")
@@ -43,7 +55,7 @@ def keys(request: HttpRequest) -> HttpResponseBase:
                 user_of(request),
                 expires_at=timezone.now() + timedelta(days=int(days)) if days.isdecimal() and len(days) < 6 else None,
                 role=Role(role) if role in Role.values else None,
-                allowed_models=allowed_models(request.POST.get("allowed_models", "").split(","), tenant.pk),
+                allowed_models=allowed_models(request.POST.getlist("allowed_models"), tenant.pk),
             )
         except ValidationError as error:
             errors = error.message_dict
@@ -57,8 +69,27 @@ def keys(request: HttpRequest) -> HttpResponseBase:
         manageable=set(manageable_api_keys(request.user).values_list("pk", flat=True)) if managed else set(),
         errors=errors,
         given=request.POST or {"name": f"{request.user.get_username()}, {date_format(timezone.localdate(), 'j M Y')}"},
+        chosen=request.POST.getlist("allowed_models"),
+        names=sorted(set().union(*(names_to_ask_for(tenant.pk) for tenant in managed))),
         roles=[role for role in Role if may(request, role)],
+        operating=[str(tenant) for tenant in Tenant.objects.filter(operates_fleet=True, active=True)],
+        service_days=SERVICE_KEY_DAYS,
+        editing=editing,
+        **_budgets(request),
     )
+
+
+def _budgets(request: HttpRequest) -> dict[str, Any]:
+    """Return the budgets of keys, by key with the used share of each, and all others."""
+    viewer, now = viewer_of(request), timezone.now()
+    of_keys: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    others = []
+    for row in BUDGETS.rows(viewer):
+        if row.api_key_id is None:
+            others.append(row)
+        else:
+            of_keys[row.api_key_id].append({"budget": row, "share": used_share(row, now)})
+    return {"key_budgets": of_keys, "budgets": others, "budget_columns": BUDGETS.page_columns(viewer)}
 
 
 @sensitive_variables("secret", "context")
@@ -88,7 +119,7 @@ def models(form: ActionForm, key: ApiKey) -> str:
     """Set the models that requests with a key may ask for."""
     names = allow_models(
         key,
-        allowed_models(form.fields.get("allowed_models", "").split(","), key.tenant_id),
+        allowed_models(form.fields.getlist("allowed_models"), key.tenant_id),
         form.user,
         form.reason,
     ).allowed_models

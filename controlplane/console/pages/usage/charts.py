@@ -33,7 +33,7 @@ HOURS = DAYS.but(nticks=8, tickformatstops=None, tickformat="%H:%M\n%a %d %b")
 DOLLARS = Axis({"tickprefix": "$", "tickformat": ",~r", "hoverformat": ",.2f"}, "USD")
 SHOWN = {
     "cost": Shown("cost_usd", "Cost", "USD", DOLLARS),
-    "charged": Shown("charged_usd", "Charged", "USD", DOLLARS),
+    "charged": Shown("charged_usd", "Price", "USD", DOLLARS),
     "tokens": Shown("tokens", "Tokens", "tokens", AMOUNT.but(unit="tokens", hoverformat=",d")),
     "gpu": Shown(
         "gpu_hours", "GPU-hours", "GPU-hours", COUNT.but(unit="GPU-hours", tickformat=",~r", hoverformat=",.1f")

@@ -22,7 +22,6 @@ from controlplane.console.pages.usage.charts import SHOWN, usage_over_time
 from controlplane.fleet.models import SloClass
 from controlplane.fleet.spot import selectors as spot
 from controlplane.resources import focus
-from controlplane.resources.budgets import BUDGETS
 from controlplane.resources.filters import Day, Filters, Hidden, Select, every, model_select, number, sort_by
 from controlplane.resources.inventory import PRICES
 from controlplane.resources.tables import table
@@ -137,13 +136,11 @@ def usage_page(request: HttpRequest) -> HttpResponseBase:
         return f"?{changed.urlencode()}"
 
     whole = tables.total(usage(asked))
-    used_usd, tokens = whole["cost_usd"] - whole["idle_usd"], whole["tokens"]
     context = {
         "query": query,
         "filters": filters,
         "whole": whole,
         "idle_ratio": whole["idle_usd"] / whole["cost_usd"] if whole["cost_usd"] else None,
-        "usd_per_million": used_usd / tokens * 1e6 if tokens else None,
         "group": tables.GROUPS[group].title,
         "detail": tables.GROUPS[group].detail,
         "chart": chart,
@@ -157,12 +154,6 @@ def usage_page(request: HttpRequest) -> HttpResponseBase:
         "zone": asked.zone,
     }
     return render(request, "console/usage/usage.html", context)
-
-
-@require_safe
-@signed_in
-def budgets(request: HttpRequest) -> HttpResponseBase:
-    return list_page(request, BUDGETS, can_edit=may(request, Role.ADMIN))
 
 
 @require_safe
