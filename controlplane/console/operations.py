@@ -20,7 +20,7 @@ from django.views.decorators.http import require_POST
 from controlplane.accounts.models import Role, User
 from controlplane.accounts.selectors import manageable_api_keys, tenants_with_role
 from controlplane.accounts.services import revoke_api_key
-from controlplane.alerts import webhooks
+from controlplane.alerts import messages
 from controlplane.alerts.models import AlertRule
 from controlplane.applications import reporting
 from controlplane.applications.models import ApplicationRun
@@ -40,7 +40,6 @@ from controlplane.resources.jobs import SHARDS
 from controlplane.resources.lengths import LENGTH_VERSIONS
 from controlplane.resources.plans import PLANS
 from controlplane.resources.resource import Nothing, Operation, Resource
-from controlplane.webhooks import call
 
 
 @dataclass(frozen=True)
@@ -79,13 +78,12 @@ def cancel(batch: Batch, actor: User, reason: str) -> str:
     return f"{batch} is being canceled; lines that run finish, and its output stays readable."
 
 
-def test_webhook(rule: AlertRule, actor: User, reason: str) -> str:
-    if not rule.webhook_url:
-        raise ActionError(f"{rule} has no webhook")
-    error = async_to_sync(call)(rule.webhook_url, webhooks.sample_body(rule, timezone.now()))
-    if error:
-        raise ActionError(f"The webhook {rule.webhook} of {rule} {error}")
-    return f"The webhook {rule.webhook} of {rule} took a test message."
+def test_receivers(rule: AlertRule, actor: User, reason: str) -> str:
+    if not rule.receivers:
+        raise ActionError(f"{rule} has no receiver")
+    if error := async_to_sync(messages.tell)(rule, messages.sample(rule, timezone.now())):
+        raise ActionError(f"The test message of {rule} did not arrive: {error}")
+    return f"{rule.told} took a test message of {rule}."
 
 
 def act_on_run(action: RunAction, run: ApplicationRun, actor: User, reason: str) -> str:
@@ -103,7 +101,7 @@ OFFERS = {
     "alert-rules": on(
         AlertRule,
         "console:alerts",
-        Operation("test", test_webhook, "A test message is sent to its webhook.", Role.ADMIN, needs_reason=False),
+        Operation("test", test_receivers, "A test message is sent.", Role.ADMIN, needs_reason=False),
     ),
     "batches": Offer(
         lambda request: Batch.objects.filter(tenant__in=tenants_with_role(request.user, Role.OPERATOR)),

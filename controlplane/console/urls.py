@@ -31,6 +31,7 @@ from controlplane.console.pages.sign_in import views as sign_in
 from controlplane.console.pages.spot import views as spot
 from controlplane.console.pages.system import views as system
 from controlplane.console.pages.usage import views as usage
+from controlplane.console.pages.users import views as users
 from controlplane.console.pages.what_if import building
 from controlplane.console.pages.what_if import views as what_if
 
@@ -83,6 +84,8 @@ urlpatterns = [
     path("system/", system.system, name="system"),
     path("alerts/", alerts.alerts, name="alerts"),
     path("alerts/<int:pk>/silence/", alerts.silence, name="silence"),
+    path("users/", users.users, name="users"),
+    path("users/<int:pk>/link/", users.link, name="user-link"),
     path("settings/", settings.settings, name="settings"),
     path("settings/<str:name>/", settings.change, name="setting"),
     path("events/", events.events, name="events"),

@@ -57,7 +57,7 @@ def drop_stale_copies(folder: Path) -> int:
 
 
 def demo() -> str:
-    from controlplane.alerts.demo import seed_all
+    from controlplane.planning.demo import seed_all
     from controlplane.fleet.models import Instance, Model, Region
 
     seed_all()

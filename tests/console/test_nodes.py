@@ -64,7 +64,7 @@ def test_a_node_opens_with_all_that_is_on_it(acting, node, make_instance, operat
 
 def test_the_list_of_what_needs_an_eye_names_who_holds_it(held):
     row = {"model": held.deployment.model.name, "region": held.deployment.region.name, "instances_ready": 0}
-    [problem] = find({"endpoints": [row | {"waiting": 0}]}, read_known(timezone.now())).found
+    [problem] = find({"endpoints": [row | {"waiting": 0}]}, read_known(timezone.now()))
     assert "held by" in problem.words
     assert "kernel update" in problem.words
 

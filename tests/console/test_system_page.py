@@ -26,7 +26,7 @@ def html_of(client, name="system", **query) -> str:
 
 
 def found(feed: Feed) -> tuple[Problem, ...]:
-    return find(tables_of(feed.summary(time.time())), read_known(timezone.now())).found
+    return find(tables_of(feed.summary(time.time())), read_known(timezone.now()))
 
 
 def relay(host: str, pid: int, **values) -> dict:
@@ -88,7 +88,7 @@ class TestPage:
         html = html_of(acting)
         assert "this is what this web process sees itself" in html
         assert "ConnectionError: refused" in html
-        assert live.feed.latest().problems.found[0].title == "Redis: down"
+        live.judge()
         assert "Redis: down" in html_of(acting, "overview")
 
 
@@ -175,11 +175,10 @@ class TestAttention:
             )
 
         plan(5), plan(5), plan(-5), plan(5, PlanStatus.REJECTED)
-        live.feed._known = read_known(timezone.now())
-        live.show(fleet_feed)
+        live.judge()
         html = html_of(acting, "overview")
-        assert html.count("waits for approval") == 2
-        assert re.search(r'data-fragment="badge/plans"><span class="count">2<span class="unseen"> to approve', html)
+        assert html.partition('<ul class="attention"')[2].partition("</ul>")[0].count("waits for approval") == 1, "one alert a model"
+        assert re.search(r'data-fragment="badge/scaling"><span class="count">1<span class="unseen"> to look at', html)
         assert re.search(r'data-fragment="badge/system">\s*</span>', html)
 
     def test_a_part_that_is_down_and_jobs_that_are_its_fault(self, fleet_feed, fleet):

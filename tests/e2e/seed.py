@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from controlplane.accounts.models import ApiKey, Membership, Role, Tenant, User
 from controlplane.accounts.services import create_api_key
-from controlplane.alerts.demo import seed_all
+from controlplane.planning.demo import seed_all
 from controlplane.alerts.models import Alert, AlertRule
 from controlplane.fleet import services
 from controlplane.fleet.lifecycle.states import InstanceState

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from controlplane.accounts.models import Membership, Role, Tenant, User
-from controlplane.alerts.demo import seed_all
+from controlplane.planning.demo import seed_all
 from controlplane.events.models import Event
 from controlplane.fleet import demo
 from controlplane.fleet.lifecycle.states import InstanceState

@@ -2,7 +2,7 @@
 
 import pytest
 
-from controlplane.alerts.demo import seed_all
+from controlplane.planning.demo import seed_all
 from controlplane.fleet.models import Deployment
 from controlplane.planning import demo, services
 from controlplane.planning.bundles import present

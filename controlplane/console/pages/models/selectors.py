@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from controlplane.alerts.problems import slo_level
 from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart
 from controlplane.console.formats import percent
 from controlplane.console.live.state import SATURATED, LiveState
+from controlplane.console.live.tiles import slo_level
 from controlplane.console.pages.forecast.charts import demand_and_forecast, unit_title
 from controlplane.console.pages.forecast.selectors import OutlookFilter, see
 from controlplane.console.pages.scaling.tables import WORDS
