@@ -1,7 +1,7 @@
 """Writes to accounts: API keys and sign-in links. Each one is an event row in the same transaction."""
 
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 
 from django.contrib.auth.password_validation import validate_password
@@ -11,6 +11,7 @@ from django.utils import timezone
 from django.utils.text import slugify
 
 from controlplane.accounts.models import KEY_SHOWN_CHARS, ApiKey, Membership, Role, SignInLink, Tenant, User, hash_secret
+from controlplane.events.audit import record_change, record_creation, record_deletion, snapshot
 from controlplane.events.models import Severity
 from controlplane.events.services import record
 
@@ -127,6 +128,23 @@ def guard_member(membership: Membership, actor: User | str, ends: bool) -> None:
     guard_user(membership.user, actor, False)
     if membership.user == actor and not membership.user.is_superuser:
         raise ValidationError("Nobody changes their own roles: ask another admin.")
+
+
+@transaction.atomic
+def give_roles(user: User, roles: Mapping[str, Role], actor: User | str) -> None:
+    """Make *roles*, by the tenants' names, the roles of *user*; others end. Tenants that do not exist are left out."""
+    members = {row.tenant.name: row for row in user.memberships.select_related("tenant")}
+    for name, row in members.items():
+        if name not in roles:
+            record_deletion(row, actor)
+            row.delete()
+        elif row.role != roles[name]:
+            before = snapshot(row)
+            row.role = roles[name]
+            row.save(update_fields=["role"])
+            record_change(row, before, actor)
+    for tenant in Tenant.objects.filter(name__in=roles.keys() - members.keys()):
+        record_creation(Membership.objects.create(user=user, tenant=tenant, role=roles[tenant.name]), actor)
 
 
 @transaction.atomic

@@ -90,6 +90,7 @@ urlpatterns = [
     path("settings/<str:name>/", settings.change, name="setting"),
     path("events/", events.events, name="events"),
     path("events/<int:pk>/", events.event, name="event"),
+    path("events/<int:pk>/undo/", events.undo, name="undo"),
     path("api/docs", login_required(TemplateView.as_view(template_name="console/api_docs.html")), name="api-docs"),
     path("sign-in/", sign_in.sign_in, name="sign-in"),
     path("sign-in/<str:token>/", sign_in.sign_in_by_link, name="sign-in-link"),

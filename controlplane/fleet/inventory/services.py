@@ -70,10 +70,10 @@ def change(
     if isinstance(row, Instance):
         _check_instance(row, held, values)
     _save(kind, row, values)
-    kind.guard(row, actor, False)
     if alone:
         check_shards(kind, values, row)
     if record_change(row, before, actor, reason=reason) is not None:
+        kind.guard(row, actor, False)
         transaction.on_commit(services.notify)
     return row
 
@@ -126,7 +126,7 @@ def _save(kind: Kind, row: Any, values: Mapping[str, Any]) -> None:
             raise ValidationError({name: "This field cannot be null."})
         else:
             setattr(row, name, value)
-    row.full_clean()
+    row.full_clean(exclude=["password"] if isinstance(row, User) else None)
     row.save()
     for name, rows in many.items():
         getattr(row, name).set(rows)
