@@ -1,4 +1,4 @@
-"""Admin of users, tenants, memberships and budgets. Keys are made and revoked on their page, where a secret is shown once."""
+"""Admin of users, tenants, memberships and budgets. Keys are made and revoked on their page."""
 
 from django.contrib import admin
 from django.contrib.auth.models import Group

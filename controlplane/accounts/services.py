@@ -10,7 +10,16 @@ from django.db import transaction
 from django.utils import timezone
 from django.utils.text import slugify
 
-from controlplane.accounts.models import KEY_SHOWN_CHARS, ApiKey, Membership, Role, SignInLink, Tenant, User, hash_secret
+from controlplane.accounts.models import (
+    KEY_SHOWN_CHARS,
+    ApiKey,
+    Membership,
+    Role,
+    SignInLink,
+    Tenant,
+    User,
+    hash_secret,
+)
 from controlplane.events.audit import record_change, record_creation, record_deletion, snapshot
 from controlplane.events.models import Severity
 from controlplane.events.services import record

@@ -82,7 +82,8 @@ def _slo_burn(rule: AlertRule, now: datetime) -> Iterator[Problem]:
             missed = {"model": model, "class": slo_class, "slo": "missed", "hours": "1"}
             shares = missed_by(LedgerRow.objects.filter(model=model, slo_class=slo_class, arrived_at__gte=late))
             causes = [
-                (MISSED_BY[cause], share, f"/requests/?{urlencode(missed | {'cause': cause})}") for cause, share in shares
+                (MISSED_BY[cause], share, f"/requests/?{urlencode(missed | {'cause': cause})}")
+                for cause, share in shares
             ]
             yield Problem(
                 "slo",
@@ -104,4 +105,6 @@ def _budget(rule: AlertRule, now: datetime) -> Iterator[Problem]:
         if share is not None and share >= (rule.limit or 0.0):
             title, words = f"{row.scope} nears its budget", f"{share:.0%} of {row.amount} is used"
             severity, value = "critical" if share >= 1 else "warning", round(share, 4)
-            yield Problem("budget", row.scope, severity, title, words, "/usage/budgets/", row.model, rank=3, value=value)
+            yield Problem(
+                "budget", row.scope, severity, title, words, "/usage/budgets/", row.model, rank=3, value=value
+            )

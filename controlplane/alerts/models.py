@@ -60,9 +60,7 @@ class AlertRule(models.Model):
     name = models.CharField(max_length=80, unique=True)
     condition = models.CharField(max_length=16, choices=Condition.choices)
     model = models.CharField(max_length=160, blank=True, help_text="Empty: every model.")
-    slo_class = models.CharField(
-        "SLO class", max_length=40, blank=True, help_text="Of an SLO; empty: every class."
-    )
+    slo_class = models.CharField("SLO class", max_length=40, blank=True, help_text="Of an SLO; empty: every class.")
     threshold = models.FloatField(
         null=True,
         blank=True,

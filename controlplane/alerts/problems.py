@@ -199,7 +199,9 @@ def _endpoints(table: Table, known: Known) -> Iterator[Problem]:
             words = f"{waiting:,} of {bound:,} waiting"
             if row["oldest_wait_s"]:
                 words += f"; the oldest for {span(row['oldest_wait_s'])}"
-            yield Problem("queue", f"queue of {subject}", severity, f"The queue of {name} is {how}", words, href, model, 0.5)
+            yield Problem(
+                "queue", f"queue of {subject}", severity, f"The queue of {name} is {how}", words, href, model, 0.5
+            )
 
 
 def _errors(table: Table) -> Iterator[Problem]:
@@ -208,7 +210,10 @@ def _errors(table: Table) -> Iterator[Problem]:
         model, requests, errors = row["scope"], row["requests_per_s"] or 0, row["errors_per_s"] or 0
         if model and requests and (share := errors / requests) > ERRORS_WARNING:
             severity = "critical" if share > ERRORS_CRITICAL else "warning"
-            href, words = f"/requests/?{urlencode({'model': model, 'outcome': 'failed'})}", f"{share:.1%} of requests fail"
+            href, words = (
+                f"/requests/?{urlencode({'model': model, 'outcome': 'failed'})}",
+                f"{share:.1%} of requests fail",
+            )
             yield Problem("errors", model, severity, f"{model} has errors", words, href, model, 1)
 
 

@@ -83,7 +83,8 @@ def navigation(request: HttpRequest) -> list[tuple[str, tuple[Entry, ...]]]:
             ("Administer", (USAGE, system)),
         ]
     lengths = _entry("Lengths", "lengths", "l", "lengths")
-    return [("", (USAGE, REQUESTS, BATCHES, APPLICATIONS, lengths, replace(SYSTEM, label="API", icon="api", sections=(API,))))]
+    lone = replace(SYSTEM, label="API", icon="api", sections=(API,))
+    return [("", (USAGE, REQUESTS, BATCHES, APPLICATIONS, lengths, lone))]
 
 
 def freshness(state: LiveState) -> dict[str, str]:

@@ -55,7 +55,7 @@ def can_be_undone(kind: str) -> bool:
 
 
 def undo_of(event: Event, request: HttpRequest) -> Undo | None:
-    """Return the way back of *event*; None without one, after a later event of the same kind of thing, or without the role."""
+    """Return the way back of *event*; None without one, once it was taken, or without the role."""
     later = Event.objects.filter(subject_type=event.subject_type, subject=event.subject, pk__gt=event.pk)
     if event.kind == SETTING:
         return _setting(event) if may(request, Role.OPERATOR) and len(event.before) == 1 else None

@@ -84,7 +84,10 @@ ALERTS = Resource(
         Column("acknowledged_by", "Acknowledged by"),
         Column("silenced_until", "Silenced until (UTC)"),
         Column(
-            "notified", "Notified", type=str, about="Last message that its receivers took: `firing`, `resolved` or none."
+            "notified",
+            "Notified",
+            type=str,
+            about="Last message that its receivers took: `firing`, `resolved` or none.",
         ),
         Column("notified_at", "Notified at (UTC)"),
         Column("page", about="Address in the console."),
@@ -139,7 +142,9 @@ ALERT_RULES = Resource(
         ),
         Column("window_s", "Window (s)", draw="period"),
         Column("for_s", "For (s)", label="After", draw="period"),
-        Column("severity", "Severity", type=str, draw="console/alerts/severity_cell.html", about="Empty: by how bad it is."),
+        Column(
+            "severity", "Severity", type=str, draw="console/alerts/severity_cell.html", about="Empty: by how bad it is."
+        ),
         Column(
             "receivers",
             "Receivers",

@@ -28,12 +28,16 @@ def visit(issuer: str, subject: str, claims: dict, *, closed: bool = False, forg
     User.objects.filter(email=claims.get("email")).update(is_active=not closed)
     requests.put(f"{issuer}/users/{subject}", json=claims, timeout=5).raise_for_status()
     client = Client(headers={"host": "localhost"})
-    link = client.get("/sign-in/?next=/alerts/").content.decode().split('<a class="button wide" href="')[1].split('"')[0]
+    link = (
+        client.get("/sign-in/?next=/alerts/").content.decode().split('<a class="button wide" href="')[1].split('"')[0]
+    )
     to_issuer = client.get(link)
     assert to_issuer.status_code == 302, to_issuer.content
     back = requests.post(to_issuer["Location"], data={"sub": subject}, allow_redirects=False, timeout=5)
     at = urlsplit(back.headers["Location"])
-    answer = client.get(at.path, dict(part.split("=", 1) for part in at.query.split("&")) if not forged else {"code": "x"})
+    answer = client.get(
+        at.path, dict(part.split("=", 1) for part in at.query.split("&")) if not forged else {"code": "x"}
+    )
     page = client.get("/alerts/")
     user = User.objects.filter(email=claims.get("email")).first()
     return {
@@ -50,11 +54,13 @@ def visit(issuer: str, subject: str, claims: dict, *, closed: bool = False, forg
 
 def main() -> None:
     call_command("migrate", verbosity=0)
-    slo_class = SloClass.objects.create(name="interactive", title="Interactive", kind="interactive", ttft_target_ms=1000)
+    slo_class = SloClass.objects.create(
+        name="interactive", title="Interactive", kind="interactive", ttft_target_ms=1000
+    )
     for name, operates in (("ops", True), ("acme", False)):
         Tenant.objects.create(name=name, operates_fleet=operates, default_slo_class=slo_class)
     User.objects.create_user("alice", "alice@here.example", "a password of hers")
-    print(json.dumps([visit(os.environ["PILOTHOUSE_OIDC_ISSUER"], **each) for each in json.load(sys.stdin)]))  # noqa: T201
+    print(json.dumps([visit(os.environ["PILOTHOUSE_OIDC_ISSUER"], **each) for each in json.load(sys.stdin)]))
 
 
 if __name__ == "__main__":

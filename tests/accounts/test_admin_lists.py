@@ -29,8 +29,7 @@ def build(inventory: Inventory) -> None:
     inventory.make_instance()
     Budget.objects.create(tenant=inventory.acme, kind="usd_per_month", hard=400)
     SwapGroup.objects.create(name="shared")
-    inventory.member, inventory.fleet_admin
-    record("test.happened", inventory.acme, actor=inventory.fleet_admin)
+    record("test.happened", inventory.acme, actor=inventory.fleet_admin, reason=inventory.member.username)
     WeightedTarget.objects.create(name="chat", target="llama-3.1-8b")
     ScheduledMinimum.objects.create(
         name="office", model=inventory.deployment.model, instances=2, begins="08:00", ends="18:00"

@@ -110,7 +110,9 @@ async def test_a_receiver_that_fails_is_tried_again_ever_later_and_given_up(path
         assert given_up.reason.startswith("http://127.0.0.1/…")
         await watch.look(now + timedelta(hours=12))  # the repetition is another message
         assert there.calls == messages.MOST_TRIES + 1
-    assert [record.levelno for record in caplog.records if record.message.startswith("alerts: of bad")] == [logging.WARNING] * 3
+    assert [record.levelno for record in caplog.records if record.message.startswith("alerts: of bad")] == [
+        logging.WARNING
+    ] * 3
     assert not any(record.exc_info for record in caplog.records)
 
 
@@ -136,13 +138,13 @@ class Mailbox:
     def __init__(self) -> None:
         self.taken: list[tuple[list[str], str]] = []
 
-    async def handle_RCPT(self, server, session, envelope, address, options):  # noqa: N802 (aiosmtpd's)
+    async def handle_RCPT(self, server, session, envelope, address, options):
         if address.startswith("nobody@"):
             return "550 no such person"
         envelope.rcpt_tos.append(address)
         return "250 OK"
 
-    async def handle_DATA(self, server, session, envelope):  # noqa: N802
+    async def handle_DATA(self, server, session, envelope):
         self.taken.append((envelope.rcpt_tos, str(message_from_bytes(envelope.content, policy=default))))
         return "250 OK"
 
@@ -168,7 +170,9 @@ async def test_people_are_told_by_mail_beside_a_webhook_and_what_fails_is_said(s
             await watch.look(now + timedelta(seconds=90))
             assert there.calls == 2
             assert sorted(to for tos, _ in box.taken for to in tos) == ["ops@example.com"] * 2 + ["sre@example.com"] * 2
-            began, ended = (next(text for _, text in box.taken if word in text) for word in ("Critical: parts", "Resolved"))
+            began, ended = (
+                next(text for _, text in box.taken if word in text) for word in ("Critical: parts", "Resolved")
+            )
             assert "Redis: down: <ended>" in began
             assert "https://pilothouse.example/system/" in began
             assert "Subject: [Pilothouse] Resolved: parts: part redis" in ended
@@ -191,7 +195,9 @@ async def test_an_address_that_does_not_answer_is_an_error_without_the_address()
 def test_a_storm_is_one_message_of_bounded_length_in_both_formats():
     now = timezone.now()
     rule = AlertRule(pk=1, name="a & b", condition="job", severity="critical")
-    alerts = [Alert(rule=rule, subject=f"<{number}>", detail="d", severity="critical", since=now) for number in range(200)]
+    alerts = [
+        Alert(rule=rule, subject=f"<{number}>", detail="d", severity="critical", since=now) for number in range(200)
+    ]
     body = messages.body_of(rule, alerts)
     assert (len(body["alerts"]), body["truncatedAlerts"]) == (50, 150)
     rule.webhook_format = "slack"

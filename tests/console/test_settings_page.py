@@ -33,7 +33,8 @@ def test_what_is_used_most_stands_first_and_search_finds_the_rest(reader):
     assert "<strong>600</strong>" in row
     assert "at least 60, a multiple of 60" in row
     for group in GROUPS:
-        assert set(shown(html_of(reader, group=group.__doc__))) == {name.lower().replace("_", "-") for name in group.model_fields}
+        names = {name.lower().replace("_", "-") for name in group.model_fields}
+        assert set(shown(html_of(reader, group=group.__doc__))) == names
     assert "No setting fits." in html_of(reader, q="no such thing")
 
 

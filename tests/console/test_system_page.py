@@ -63,7 +63,9 @@ class TestPage:
         }
         live.show(fleet_feed)
         html = html_of(acting)
-        jobs = re.findall(r'<tr><th scope="row">([^<]+?)\s*</th>', html.partition('id="jobs-panel"')[2].partition("<summary>")[0])
+        jobs = re.findall(
+            r'<tr><th scope="row">([^<]+?)\s*</th>', html.partition('id="jobs-panel"')[2].partition("<summary>")[0]
+        )
         assert jobs[:2] == ["Forecasts", "Prune ledger"]
         assert len(jobs) == 3, "what has failed before stands before all that is well, which is folded"
         assert re.search(r"<summary>\d+ jobs OK</summary>", html)
@@ -179,7 +181,9 @@ class TestAttention:
         plan(5), plan(5), plan(-5), plan(5, PlanStatus.REJECTED)
         live.judge()
         html = html_of(acting, "overview")
-        assert html.partition('<ul class="attention"')[2].partition("</ul>")[0].count("waits for approval") == 1, "one alert a model"
+        assert html.partition('<ul class="attention"')[2].partition("</ul>")[0].count("waits for approval") == 1, (
+            "one alert a model"
+        )
         assert re.search(r'data-fragment="badge/scaling"><span class="count">1<span class="unseen"> to look at', html)
         assert re.search(r'data-fragment="badge/system">\s*</span>', html)
 

@@ -10,12 +10,12 @@ from django.utils import timezone
 
 from controlplane.accounts.models import ApiKey, Membership, Role, Tenant, User
 from controlplane.accounts.services import create_api_key
-from controlplane.planning.demo import seed_all
 from controlplane.alerts.models import Alert, AlertRule
 from controlplane.fleet import services
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Gpu, Instance, Node, SloClass, SloKind, Stock, StockState
 from controlplane.gateway.models import LedgerRow, Outcome
+from controlplane.planning.demo import seed_all
 from controlplane.usage.models import UsageHour, UsageMark
 
 PASSWORD = "a long password for browser tests"

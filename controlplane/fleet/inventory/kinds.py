@@ -67,7 +67,7 @@ class Kind:
     deletable: bool = True
     by: Mapping[str, str] = field(default_factory=dict)
     """How references name the other row, where not by its `name`."""
-    guard: Callable[[Any, Any, bool], None] = lambda row, actor, ends: None  # noqa: E731
+    guard: Callable[[Any, Any, bool], None] = lambda row, actor, ends: None
     """Raises ValidationError where the actor may not change the row, or end it, though the role allows it."""
 
     @property
@@ -204,7 +204,13 @@ BUDGET = Kind(
 )
 USER = Kind("users", User, key=(), fixed=("username",), only=("email", "is_active"), guard=guard_user)
 MEMBERSHIP = Kind(
-    "memberships", Membership, key=(), fixed=("user", "tenant"), only=("role",), by={"user": "username"}, guard=guard_member
+    "memberships",
+    Membership,
+    key=(),
+    fixed=("user", "tenant"),
+    only=("role",),
+    by={"user": "username"},
+    guard=guard_member,
 )
 SWAP_GROUP = Kind("swap_groups", SwapGroup)
 SCHEDULE = Kind("schedules", ScheduledMinimum)

@@ -5,7 +5,6 @@ from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
-from controlplane.alerts.selectors import unresolved
 from controlplane.console.access.roles import fleet_role
 from controlplane.console.live import tiles
 from controlplane.console.live.feed import feed
@@ -51,7 +50,7 @@ def overview(request: HttpRequest) -> HttpResponseBase:
         ],
         "charts": charts,
         "model_rows": state.model_rows(MODELS_SHOWN),
-        "attention": attention_list(unresolved(), model),
+        "attention": attention_list(state.alerts, model),
         "columns": INSTANCES.named(*SUMMARY),
         "rows": [row for row in rows if row["status"] != "stopped"][:INSTANCES_SHOWN],
         "rows_total": len(rows),

@@ -60,4 +60,3 @@ OPERATES = "Roles in a tenant that operates the fleet count for the whole fleet.
 
 def _role(label: str, initial: str) -> forms.ChoiceField:
     return forms.ChoiceField(label=label, choices=[NONE, *Role.choices], required=False, initial=initial)
-
