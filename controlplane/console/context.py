@@ -52,7 +52,8 @@ FLEET = Entry("Fleet", "instances", "f", (
 ))  # fmt: skip
 REQUESTS = _entry("Requests", "requests", "r", "requests", "request")
 MODELS = Entry("Models", "models", "m", (
-    Section("models", "Models", ("deploy", "deployed", "targets")), Section("forecast", "Forecast"), Section("lengths", "Lengths"),
+    Section("models", "Models", ("deploy", "deployed", "targets")), Section("forecast", "Forecast"),
+    Section("lengths", "Lengths"),
 ))  # fmt: skip
 QUEUES = _entry("Queues", "queues", "q", "queues")
 BATCHES = _entry("Batches", "batches", "b", "batches", "batch")
