@@ -20,7 +20,6 @@ from controlplane.accounts.models import (
     User,
     hash_secret,
 )
-from controlplane.events.audit import record_change, record_creation, record_deletion, snapshot
 from controlplane.events.models import Severity
 from controlplane.events.services import record
 
@@ -142,18 +141,13 @@ def guard_member(membership: Membership, actor: User | str, ends: bool) -> None:
 @transaction.atomic
 def give_roles(user: User, roles: Mapping[str, Role], actor: User | str) -> None:
     """Make *roles*, by the tenants' names, the roles of *user*; others end. Tenants that do not exist are left out."""
-    members = {row.tenant.name: row for row in user.memberships.select_related("tenant")}
-    for name, row in members.items():
-        if name not in roles:
-            record_deletion(row, actor)
-            row.delete()
-        elif row.role != roles[name]:
-            before = snapshot(row)
-            row.role = roles[name]
-            row.save(update_fields=["role"])
-            record_change(row, before, actor)
-    for tenant in Tenant.objects.filter(name__in=roles.keys() - members.keys()):
-        record_creation(Membership.objects.create(user=user, tenant=tenant, role=roles[tenant.name]), actor)
+    before = dict(user.memberships.values_list("tenant__name", "role"))
+    user.memberships.exclude(tenant__name__in=roles).delete()
+    for tenant in Tenant.objects.filter(name__in=roles):
+        Membership.objects.update_or_create(user=user, tenant=tenant, defaults={"role": roles[tenant.name]})
+    after = dict(user.memberships.values_list("tenant__name", "role"))
+    if after != before:
+        record("user.roles_changed", user, actor=actor, before={"roles": before}, after={"roles": after})
 
 
 @transaction.atomic

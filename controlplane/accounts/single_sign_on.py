@@ -1,4 +1,4 @@
-"""Single sign-on by OpenID Connect: allauth asks the issuer who somebody is, and this says who gets in, with which roles.
+"""Single sign-on by OpenID Connect: allauth asks the issuer who it is, and this says who gets in, with which roles.
 
 Off unless an issuer is configured. An account is known by the issuer's subject alone, never by a name or a mail address that
 it says: those of people with a password cannot be taken over.

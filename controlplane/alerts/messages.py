@@ -52,7 +52,7 @@ def message_due(alert: Alert, now: datetime) -> str:
 
 
 def due(now: datetime) -> list[tuple[AlertRule, list[Alert]]]:
-    """Return the rules whose receivers are to be told now, with the alerts of the message."""
+    """Return the rules whose receivers are to be notified now, with the alerts of the message."""
     rows = Alert.objects.filter(Q(resolved_at=None) | Q(notified=FIRING)).exclude(rule__receivers="")
     rows = rows.filter(Q(rule__try_at=None) | Q(rule__try_at__lte=now)).select_related("rule").order_by("pk")
     by_rule: dict[int, tuple[AlertRule, list[Alert]]] = {}
@@ -141,9 +141,9 @@ def sample(rule: AlertRule, now: datetime) -> list[Alert]:
     return [Alert(rule=rule, subject="test", title=detail, page="/alerts/", since=now, opened_at=now)]
 
 
-async def tell(rule: AlertRule, alerts: Sequence[Alert]) -> str:
-    """Tell each receiver of *rule* about *alerts*; return what went wrong, by receiver."""
-    body, names = body_of(rule, alerts), rule.told.split(", ")
+async def notify(rule: AlertRule, alerts: Sequence[Alert]) -> str:
+    """Notify each receiver of *rule* about *alerts*; return what went wrong, by receiver."""
+    body, names = body_of(rule, alerts), rule.receivers_shown.split(", ")
     errors = await asyncio.gather(
         *(
             call(each, body) if "://" in each else asyncio.to_thread(_mail, rule, alerts, each)
@@ -153,10 +153,10 @@ async def tell(rule: AlertRule, alerts: Sequence[Alert]) -> str:
     return "; ".join(f"{name} {error}" for name, error in zip(names, errors, strict=True) if error)
 
 
-async def tell_all(calls: Iterable[tuple[AlertRule, list[Alert]]]) -> list[tuple[AlertRule, list[Alert], str]]:
-    """Tell the receivers of all rules at once; return what went wrong with each."""
+async def notify_all(calls: Iterable[tuple[AlertRule, list[Alert]]]) -> list[tuple[AlertRule, list[Alert], str]]:
+    """Notify the receivers of all rules at once; return what went wrong with each."""
     calls = list(calls)
-    errors = await asyncio.gather(*(tell(rule, alerts) for rule, alerts in calls))
+    errors = await asyncio.gather(*(notify(rule, alerts) for rule, alerts in calls))
     return [(rule, alerts, error) for (rule, alerts), error in zip(calls, errors, strict=True)]
 
 

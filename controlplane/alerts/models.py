@@ -86,7 +86,7 @@ class AlertRule(models.Model):
         max_length=500,
         blank=True,
         validators=[check_receivers],
-        help_text="Told when alerts open and resolve: https:// addresses of webhooks and mail addresses, with spaces "
+        help_text="Notified when alerts open and resolve: https:// addresses of webhooks and mail addresses, with spaces "
         "between. Of a webhook, which is a secret, only the host is shown.",
     )
     webhook_format = models.CharField(max_length=16, choices=WebhookFormat.choices, default=WebhookFormat.ALERTMANAGER)
@@ -112,7 +112,7 @@ class AlertRule(models.Model):
         return self.threshold if self.threshold is not None else DEFAULT_THRESHOLDS.get(Condition(self.condition))
 
     @property
-    def told(self) -> str:
+    def receivers_shown(self) -> str:
         """Its receivers, as they are shown: mail addresses, and hosts of webhooks."""
         parts = [(each, urlsplit(each)) for each in self.receivers.split()]
         return ", ".join(f"{at.scheme}://{at.hostname}/…" if at.hostname else each for each, at in parts)

@@ -1,4 +1,4 @@
-"""Judges the rules and tells their receivers, in the process that owns the regions: a dead Celery reports nothing."""
+"""Judges the rules and notifies their receivers, in the process that owns the regions: a dead Celery reports nothing."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -42,14 +42,14 @@ class AlertWatch:
             await asyncio.sleep(LOOK_S)
 
     async def look(self, now: datetime) -> None:
-        """Open and resolve alerts, then tell the receivers that are to hear of it. Raises database errors."""
+        """Open and resolve alerts, then notify the receivers that are due. Raises database errors."""
         calls = await database_sync_to_async(lambda: self.judge(now, self.found()))()
         if calls:
-            ended = await messages.tell_all(calls)
+            ended = await messages.notify_all(calls)
             await database_sync_to_async(self._note)(ended, now)
 
     def judge(self, now: datetime, found: Found) -> list[tuple[AlertRule, list[Alert]]]:
-        """Open and resolve alerts; return the rules whose receivers are to be told."""
+        """Open and resolve alerts; return the rules whose receivers are to be notified."""
         rules = list(AlertRule.objects.filter(active=True))
         terms = {_terms(rule) for rule in rules}
         self._burns = {key: made for key, made in self._burns.items() if key in terms}

@@ -148,9 +148,9 @@ ALERT_RULES = Resource(
         Column(
             "receivers",
             "Receivers",
-            "told",
+            "receivers_shown",
             type=str,
-            label="Tells",
+            label="Notifies",
             draw="console/alerts/receivers_cell.html",
             about="Mail addresses, and hosts of webhooks.",
         ),

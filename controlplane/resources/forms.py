@@ -8,9 +8,12 @@ from django import forms
 from django.core.exceptions import ValidationError
 from django.db.models import Model, QuerySet
 
-from controlplane.accounts.models import User
+from controlplane.accounts.models import Role, Tenant, User
+from controlplane.accounts.services import set_password
 from controlplane.fleet.inventory import services
-from controlplane.fleet.inventory.kinds import Kind
+from controlplane.fleet.inventory.kinds import MEMBERSHIP, Kind
+from controlplane.fleet.models import GpuType, Price, PriceOf, SloClass
+from controlplane.usage.prices import FIELDS, set_price
 
 
 def _shown(show: Any, value: Any) -> Any:
@@ -90,3 +93,88 @@ def dialog_form(kind: Kind, row: Any, user: User, read_at: str, base: type[KindF
     names = tuple(dict.fromkeys(own))
     made: Any = forms.modelform_factory(kind.model, form=base, fields=names)
     return type(made)(made.__name__, (made,), {"kind": kind, "user": user, "read_at": read_at})
+
+
+NONE = ("", "No access")
+
+
+class UserForm(ReasonedForm):
+    """A person: the account, a new password, and a role in each of their tenants."""
+
+    password = forms.CharField(
+        label="New password",
+        required=False,
+        widget=forms.PasswordInput(attrs={"autocomplete": "new-password"}),
+        help_text="Empty: as it is; a new user signs in by link or single sign-on.",
+    )
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.members = list(self.instance.memberships.select_related("tenant")) if self.instance.pk else []
+        for row in self.members:
+            self.fields[f"role-{row.pk}"] = _role(f"Role in {row.tenant}", row.role)
+        rest = Tenant.objects.exclude(pk__in=[row.tenant_id for row in self.members])
+        self.fields["tenant"] = forms.ModelChoiceField(
+            rest, required=False, label="Add to tenant", empty_label="None", help_text=OPERATES
+        )
+        self.fields["role"] = _role("With the role", Role.VIEWER)
+        self.order_fields([name for name in self.fields if name != "reason"] + ["reason"])
+
+    def _post_clean(self) -> None:
+        super()._post_clean()
+        if self.errors:
+            return
+        given = self.cleaned_data
+        try:
+            for row in self.members:
+                role = given[f"role-{row.pk}"]
+                if not role:
+                    services.delete(MEMBERSHIP, row, self.user, given["reason"])
+                elif role != row.role:
+                    services.change(MEMBERSHIP, row, {"role": role}, self.user, given["reason"])
+            if given["tenant"] and given["role"]:
+                names = {"user": self.instance.username, "tenant": given["tenant"].name, "role": given["role"]}
+                services.create(MEMBERSHIP, names, self.user, given["reason"])
+            if given["password"]:
+                set_password(self.instance, given["password"], self.user, given["reason"])
+        except ValidationError as error:
+            self.add_error(None, error.messages)
+
+
+OPERATES = "Roles in a tenant that operates the fleet count for the whole fleet."
+
+
+def _role(label: str, initial: str) -> forms.ChoiceField:
+    return forms.ChoiceField(label=label, choices=[NONE, *Role.choices], required=False, initial=initial)
+
+
+class PriceForm(forms.ModelForm[Price]):
+    """A price from a date on."""
+
+    user: ClassVar[User]
+
+    class Meta:
+        model = Price
+        fields = ("of", "name", "amount", "from_at", "reason")
+        labels = {"of": "Price of", "name": "GPU type or SLO class", "reason": "Reason, kept with the event"}
+        help_texts = {
+            "amount": "Dollars an hour of one GPU; of an SLO class a factor. Empty: no spot price.",
+            "from_at": "YYYY-MM-DD HH:MM, a whole quarter of an hour; what is counted since is priced again. Empty: now.",
+        }
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        groups = [("GPU types", GpuType), ("SLO classes", SloClass)]
+        named = [(title, [(row.name, row.title) for row in of._default_manager.all()]) for title, of in groups]
+        self.fields["name"] = forms.ChoiceField(label=self.fields["name"].label, choices=named)
+        self.fields["of"].choices = [(of.value, of.label) for of in PriceOf if of in FIELDS]  # type: ignore[attr-defined]
+        self.fields["from_at"].required = False
+
+    def _post_clean(self) -> None:
+        if self.errors:
+            return
+        try:
+            self.instance = set_price(Price(**self.cleaned_data), self.user).price
+        except ValidationError as error:
+            for name, texts in error.message_dict.items():
+                self.add_error(name if name in self.fields else None, texts)

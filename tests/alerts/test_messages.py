@@ -177,12 +177,12 @@ async def test_people_are_told_by_mail_beside_a_webhook_and_what_fails_is_said(s
             assert "https://pilothouse.example/system/" in began
             assert "Subject: [Pilothouse] Resolved: parts: part redis" in ended
             rule = await make_rule("wrong", f"{url}/takes nobody@example.com")
-            said = await messages.tell(rule, messages.sample(rule, now))
+            said = await messages.notify(rule, messages.sample(rule, now))
             assert said == "nobody@example.com could not be sent: SMTPRecipientsRefused"
     finally:
         server.stop()
     settings.EMAIL_PORT = 9
-    said = await messages.tell(rule, messages.sample(rule, now))
+    said = await messages.notify(rule, messages.sample(rule, now))
     assert "nobody@example.com could not be sent: ConnectionRefusedError" in said
 
 

@@ -65,7 +65,7 @@ class Migration(migrations.Migration):
         migrations.AlterField(
             model_name='alertrule',
             name='receivers',
-            field=models.CharField(blank=True, help_text='Told when alerts open and resolve: https:// addresses of webhooks and mail addresses, with spaces between. Of a webhook, which is a secret, only the host is shown.', max_length=500, validators=[controlplane.alerts.models.check_receivers]),
+            field=models.CharField(blank=True, help_text='Notified when alerts open and resolve: https:// addresses of webhooks and mail addresses, with spaces between. Of a webhook, which is a secret, only the host is shown.', max_length=500, validators=[controlplane.alerts.models.check_receivers]),
         ),
         migrations.AlterField(
             model_name='alertrule',

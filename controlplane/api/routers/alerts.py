@@ -37,5 +37,5 @@ def test_alert_rule(request: ApiRequest, rule_id: int) -> AlertTestOut:
     rule = get_object_or_404(AlertRule, pk=rule_id)
     if not rule.receivers:
         raise ApiError(409, "conflict", f"{rule} has no receiver.")
-    error = async_to_sync(messages.tell)(rule, messages.sample(rule, timezone.now()))
-    return AlertTestOut(receivers=rule.told, took=not error, error=error)
+    error = async_to_sync(messages.notify)(rule, messages.sample(rule, timezone.now()))
+    return AlertTestOut(receivers=rule.receivers_shown, took=not error, error=error)

@@ -1,6 +1,7 @@
 """Events: the list and the page of one event."""
 
 import json
+from functools import partial
 from typing import Any, Final
 
 from django.core.exceptions import PermissionDenied
@@ -10,14 +11,14 @@ from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
 from controlplane.accounts.models import Role
-from controlplane.console.access.roles import fleet_role
+from controlplane.console.access.roles import fleet_role, may
 from controlplane.console.actions import carried_out
 from controlplane.console.lists import list_page
 from controlplane.console.selectors.events import event_row, event_title, subject_href
-from controlplane.console.undo import can_be_undone, undo_of
 from controlplane.events.models import Event
 from controlplane.events.selectors import kind_in_words, visible_events
 from controlplane.resources.events import EVENTS
+from controlplane.resources.undo import can_be_undone, undo_of
 
 FOLDED: Final = {"plan.in_force"}
 """Kinds that come each minute."""
@@ -49,7 +50,7 @@ def events(request: HttpRequest) -> HttpResponseBase:
 def undo(request: HttpRequest, pk: int) -> HttpResponseBase:
     """Take the way back of an event, by the role that it needs."""
     row = get_object_or_404(visible_events(request.user), pk=pk)
-    way = undo_of(row, request)
+    way = undo_of(row, partial(may, request))
     if way is None:
         raise PermissionDenied("This event cannot be undone: it is over, or it needs another role.")
     page = reverse("console:event", args=[pk])
@@ -75,7 +76,7 @@ def event(request: HttpRequest, pk: int) -> HttpResponse:
         "event": row,
         "title": event_title(row),
         "kind": kind_in_words(row.kind),
-        "undo": undo_of(row, request),
+        "undo": undo_of(row, partial(may, request)),
         "changes": changes,
         "inputs": json.dumps(row.inputs, indent=2, sort_keys=True) if row.inputs else "",
         "subject_href": subject_href(row),

@@ -20,12 +20,12 @@ from controlplane.console.lists import list_page
 from controlplane.console.live.views import of_charts
 from controlplane.console.pages.usage import tables
 from controlplane.console.pages.usage.charts import SHOWN, usage_over_time
-from controlplane.console.pages.usage.forms import PriceForm
 from controlplane.fleet.models import SloClass
 from controlplane.fleet.spot import selectors as spot
 from controlplane.resources import focus
 from controlplane.resources.budgets import BUDGETS
 from controlplane.resources.filters import Day, Filters, Hidden, Select, every, model_select, number, sort_by
+from controlplane.resources.forms import PriceForm
 from controlplane.resources.inventory import PRICES
 from controlplane.resources.tables import table
 from controlplane.usage.selectors import UsageScope, counted_until, usage, used_models, zone_of

@@ -14,7 +14,7 @@ from controlplane.accounts.services import create_sign_in_link, guard_user
 from controlplane.console.access.roles import fleet_role
 from controlplane.console.editing import edit
 from controlplane.console.lists import list_page, viewer_of
-from controlplane.console.pages.users.forms import UserForm
+from controlplane.resources.forms import UserForm
 from controlplane.resources.users import USERS, people
 
 

@@ -1,40 +1,54 @@
 """The way back of an event: the operation that reverses it, or the values before it. Only what can be undone is offered."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from django.http import HttpRequest
-
 from controlplane.accounts.models import Role, User
+from controlplane.accounts.services import revoke_api_key
 from controlplane.alerts.services import ALERT_RULE
-from controlplane.console.access.roles import may
-from controlplane.console.operations import OFFERS, label_of, sentence_of
 from controlplane.events import since
 from controlplane.events.audit import kind_of
 from controlplane.events.models import Event
+from controlplane.fleet import services as fleet
 from controlplane.fleet.inventory import services
 from controlplane.fleet.inventory.kinds import BUDGET, KINDS, MEMBERSHIP, USER, Kind
 from controlplane.fleet.models import Model
+from controlplane.resources.instances import INSTANCES
+from controlplane.resources.inventory import DEPLOYMENTS, GPUS, MODELS, NODES, REGIONS
+from controlplane.resources.keys import KEYS
+from controlplane.resources.resource import Operation, Resource
 from controlplane.tunable import Tunable
 from controlplane.tuning import services as tuning
 from controlplane.tuning.models import Setting
 
-PLACES = ("node", "region", "gpu")
-REVERSED: Final = {
-    **{f"{place}.cordoned": (f"{place}s", "uncordon") for place in PLACES},
-    **{f"{place}.uncordoned": (f"{place}s", "cordon") for place in PLACES},
-    **{f"{row}.activated": (f"{row}s", verb) for row, verb in (("deployment", "undeploy"), ("model", "retire"))},
-    "deployment.created": ("deployments", "undeploy"),
-    "deployment.undeployed": ("deployments", "activate"),
-    "model.retired": ("models", "activate"),
-    "instance.start_requested": ("instances", "stop"),
-    "instance.stop_requested": ("instances", "start"),
-    "instance.sleep_requested": ("instances", "wake"),
-    "instance.wake_requested": ("instances", "sleep"),
-    "api_key.created": ("keys", "revoke"),
+ACTIVATE: Final = Operation(
+    "activate",
+    fleet.activate,
+    "It is offered again with the values that it had. Its instances are started one by one, or by the floor.",
+    Role.ADMIN,
+)
+REVOKE: Final = Operation("revoke", revoke_api_key, "Its requests are refused within seconds. This cannot be undone.")
+Way = tuple[Resource, Operation]
+
+
+def _of(resource: Resource, **verbs: str) -> Mapping[str, Way]:
+    """Return, by kinds of events of *resource*, its operation that is named by its verb."""
+    named = {each.verb: each for each in (*resource.operations, ACTIVATE, REVOKE)}
+    row = kind_of(resource.model()) if resource.model else ""
+    return {f"{row}.{kind}": (resource, named[verb]) for kind, verb in verbs.items()}
+
+
+REVERSED: Final[dict[str, Way]] = {
+    **_of(NODES, cordoned="uncordon", uncordoned="cordon"),
+    **_of(REGIONS, cordoned="uncordon", uncordoned="cordon"),
+    **_of(GPUS, cordoned="uncordon", uncordoned="cordon"),
+    **_of(DEPLOYMENTS, created="undeploy", undeployed="activate", activated="undeploy"),
+    **_of(MODELS, retired="activate", activated="retire"),
+    **_of(INSTANCES, start_requested="stop", stop_requested="start", sleep_requested="wake", wake_requested="sleep"),
+    **_of(KEYS, created="revoke"),
 }
-"""Name and verb of the operation that reverses an event, by the event's kind."""
+"""What reverses an event, by the event's kind."""
 WRITTEN: Final[dict[str, Kind]] = {
     f"{kind_of(kind.model())}.changed": kind for kind in (*KINDS, ALERT_RULE, BUDGET, USER, MEMBERSHIP)
 }
@@ -54,26 +68,25 @@ def can_be_undone(kind: str) -> bool:
     return kind in REVERSED or kind in WRITTEN or kind == SETTING
 
 
-def undo_of(event: Event, request: HttpRequest) -> Undo | None:
+def undo_of(event: Event, may: Callable[[Role], bool]) -> Undo | None:
     """Return the way back of *event*; None without one, once it was taken, or without the role."""
-    later = Event.objects.filter(subject_type=event.subject_type, subject=event.subject, pk__gt=event.pk)
     if event.kind == SETTING:
-        return _setting(event) if may(request, Role.OPERATOR) and len(event.before) == 1 else None
+        return _setting(event) if may(Role.OPERATOR) and len(event.before) == 1 else None
     if event.kind in WRITTEN:
-        return _row(WRITTEN[event.kind], event) if may(request, Role.ADMIN) else None
+        return _row(WRITTEN[event.kind], event) if may(Role.ADMIN) else None
+    later = Event.objects.filter(subject_type=event.subject_type, subject_id=event.subject_id, pk__gt=event.pk)
     if event.kind not in REVERSED or later.filter(kind__in=REVERSED).exists():
         return None
-    name, verb = REVERSED[event.kind]
-    offer = OFFERS[name]
-    operation = offer.operation(verb)
-    row = offer.rows(request).filter(pk=event.subject_id).first() if event.subject_id.isdecimal() else None
-    if operation is None or row is None or not (offer.of_tenants or may(request, operation.least)):
+    resource, operation = REVERSED[event.kind]
+    row: Any = resource.model and resource.model._default_manager.filter(pk=event.subject_id).first()
+    if row is None or not may(operation.least):
         return None
 
     def carry_out(user: User, reason: str) -> str:
-        return sentence_of(verb, operation.carry_out(row, user, reason))
+        done = operation.carry_out(row, user, reason)
+        return done if isinstance(done, str) else f"{row}: {operation.verb} is done."
 
-    return Undo(label_of(name, verb), operation.about, carry_out)
+    return Undo(operation.verb.capitalize(), operation.about, carry_out)
 
 
 def _row(kind: Kind, event: Event) -> Undo | None:
