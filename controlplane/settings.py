@@ -148,6 +148,8 @@ DEFAULT_FROM_EMAIL = environment.EMAIL_FROM
 # Single sign-on, where there is an issuer: allauth talks to it, `accounts/single_sign_on.py` says who gets in as what.
 SINGLE_SIGN_ON = bool(environment.OIDC_ISSUER)
 if SINGLE_SIGN_ON:
+    if find_spec("allauth") is None:
+        raise ImproperlyConfigured("PILOTHOUSE_OIDC_ISSUER needs the extra sso: pip install 'pilothouse[sso]'")
     OIDC_GROUP_ROLES = env.group_roles(environment.OIDC_ROLES)
     INSTALLED_APPS += ["allauth", "allauth.account", "allauth.socialaccount"]
     INSTALLED_APPS += ["allauth.socialaccount.providers.openid_connect"]

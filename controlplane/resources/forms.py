@@ -13,6 +13,8 @@ from controlplane.accounts.services import set_password
 from controlplane.fleet.inventory import services
 from controlplane.fleet.inventory.kinds import MEMBERSHIP, Kind
 from controlplane.fleet.models import GpuType, Price, PriceOf, SloClass
+from controlplane.resources.filters import every
+from controlplane.resources.names import model_names
 from controlplane.usage.prices import FIELDS, set_price
 
 
@@ -93,6 +95,20 @@ def dialog_form(kind: Kind, row: Any, user: User, read_at: str, base: type[KindF
     names = tuple(dict.fromkeys(own))
     made: Any = forms.modelform_factory(kind.model, form=base, fields=names)
     return type(made)(made.__name__, (made,), {"kind": kind, "user": user, "read_at": read_at})
+
+
+class RuleForm(ReasonedForm):
+    """An alert rule: of one model or class, or of all."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        classes = SloClass.objects.values_list("name", flat=True)
+        self.fields["model"].widget = forms.Select(choices=every("models", model_names()))
+        self.fields["slo_class"].widget = forms.Select(choices=every("classes", classes))
+        shown = {"placeholder": self.instance.receivers_shown, "autocomplete": "off", "class": "whole"}
+        self.fields["receivers"].widget = forms.TextInput(attrs=shown)
+        for name, label in (("for_s", "Open after (s)"), ("repeat_hours", "Repeat every (h)")):
+            self.fields[name].label = label
 
 
 NONE = ("", "No access")

@@ -15,6 +15,7 @@ from controlplane.console.editing import edit
 from controlplane.console.lists import list_page, viewer_of
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.resources.alerts import ALERT_RULES, ALERTS
+from controlplane.resources.forms import RuleForm
 
 SILENCES = {1: "1 hour", 4: "4 hours", 24: "1 day", 168: "1 week"}
 """Choices of a silence, in hours."""
@@ -23,7 +24,7 @@ SILENCES = {1: "1 hour", 4: "4 hours", 24: "1 day", 168: "1 week"}
 @require_http_methods(["GET", "HEAD", "POST"])
 @fleet_role(Role.VIEWER)
 def alerts(request: HttpRequest) -> HttpResponseBase:
-    editing = edit(request, ALERT_RULES)
+    editing = edit(request, ALERT_RULES, RuleForm)
     if isinstance(editing, HttpResponse):
         return editing
     rules = list(ALERT_RULES.rows(viewer_of(request)))
