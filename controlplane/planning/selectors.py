@@ -71,9 +71,11 @@ def waiting_plans() -> list[ScalingPlan]:
     )
 
 
-def plan_strategies() -> list[str]:
-    """Return every strategy that has made a plan, for filter choices."""
-    return list(ScalingPlan.objects.order_by("strategy").values_list("strategy", flat=True).distinct())
+def replaced_by(plan: ScalingPlan) -> ScalingPlan | None:
+    """Return the newest plan of its model if that came in the place of *plan*; None while *plan* stands, or was decided."""
+    if plan.status not in (PlanStatus.SUPERSEDED, PlanStatus.EXPIRED):
+        return None
+    return plans(plan.model.name).filter(pk__gt=plan.pk).exclude(strategy=WHAT_IF).first()
 
 
 def moves(model: str = "") -> QuerySet[ScalingMove]:

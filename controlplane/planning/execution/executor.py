@@ -84,9 +84,9 @@ class Why:
                 return PLANNER
 
 
-FLOOR_ACTOR = "reactive floor"
+FLOOR_ACTOR = "safety autoscaler"
 PLANNER = "planner"
-STRATEGY_ACTOR = "strategy "
+STRATEGY_ACTOR = "autoscaler "
 
 
 def present_count(deployment: Deployment) -> int:

@@ -6,11 +6,10 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
-from controlplane.console.pages.plans.cards import without_place
 from controlplane.fleet.lifecycle.states import COMING, PRESENT, InstanceState
 from controlplane.fleet.models import Deployment, Model
 from controlplane.planning import bundles, selectors
-from controlplane.planning.models import ScalingPlan
+from controlplane.planning.models import ScalingPlan, ScalingPolicy
 from controlplane.planning.parts import unavailable_reasons
 from scheduling.bundles import BUNDLES, Bundle
 from scheduling.policy import SETTINGS
@@ -57,7 +56,6 @@ class Cell(Amounts):
     states: Counter[str]
     target: int | None = None
     demand_tokens_per_s: float | None = None
-    reason: str = ""
     deployed: bool = True
 
     @property
@@ -79,7 +77,9 @@ class DeploymentLine(Amounts):
     tensor_parallel: int
     cells: tuple[Cell, ...]
     plan: ScalingPlan | None
+    policy: ScalingPolicy | None
     first: bool  # of its model
+    last: bool
     of_model: int  # lines of its model
 
 
@@ -103,7 +103,7 @@ def matrix(model: str, plans: Mapping[str, ScalingPlan], titles: Mapping[str, st
     deployments = deployments.select_related("model", "region", "gpu_type")
     if model:
         deployments = deployments.filter(model__name=model)
-    places = selectors.instances_by_place()
+    places, policies = selectors.instances_by_place(), dict(ScalingPolicy.objects.in_bulk(field_name="model_id"))
     groups: dict[tuple[str, str], dict[str, Deployment]] = {}
     for row in deployments.order_by("model__name", "gpu_type__name", "region__name"):
         groups.setdefault((row.model.name, row.gpu_type.name), {})[row.region.name] = row
@@ -115,7 +115,6 @@ def matrix(model: str, plans: Mapping[str, ScalingPlan], titles: Mapping[str, st
         targets = _targets(plan, gpu_type) if plan and plan.valid_until > now else {}
         cells = tuple(
             _cell(
-                name,
                 region,
                 places.get((name, region, gpu_type), Counter()),
                 targets.get(region, {}),
@@ -132,7 +131,9 @@ def matrix(model: str, plans: Mapping[str, ScalingPlan], titles: Mapping[str, st
                 tensor_parallel=some.tensor_parallel,
                 cells=cells,
                 plan=plan,
+                policy=policies.get(some.model_id),
                 first=not lines or name != lines[-1].model,
+                last=sum(line.model == name for line in lines) == of_models[name] - 1,
                 of_model=of_models[name],
                 **total(cells),
             )
@@ -144,7 +145,7 @@ def _targets(plan: ScalingPlan, gpu_type: str) -> dict[str, dict[str, Any]]:
     return {target["region"]: target for target in plan.targets if target["gpu_type"] == gpu_type}
 
 
-def _cell(model: str, region: str, states: Counter[str], target: dict[str, Any], deployment: Deployment | None) -> Cell:
+def _cell(region: str, states: Counter[str], target: dict[str, Any], deployment: Deployment | None) -> Cell:
     present = sum(states[state] for state in PRESENT)
     planned = target.get("target", present)
     usd_each = deployment.tensor_parallel * float(deployment.gpu_type.on_demand_usd_per_hour) if deployment else 0.0
@@ -157,7 +158,6 @@ def _cell(model: str, region: str, states: Counter[str], target: dict[str, Any],
         usd_planned=planned * usd_each,
         target=target.get("target"),
         demand_tokens_per_s=target.get("demand_tokens_per_s"),
-        reason=without_place(target.get("reason") or "", model),
         deployed=deployment is not None,
     )
 
@@ -165,7 +165,7 @@ def _cell(model: str, region: str, states: Counter[str], target: dict[str, Any],
 WORDS = {
     "routing_policy": "router",
     "ordering_policy": "order",
-    "strategy": "strategy",
+    "strategy": "autoscaler",
     "parameters": "parameters",
     "FORECASTER": "forecaster",
     "PLAN_DEMAND": "demand planned for",

@@ -1,10 +1,11 @@
-"""Plans as pages show them: what would change, what that costs, and why."""
+"""A plan as the page shows it: what would change, what that costs and why, beside demand, use and service now."""
 
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 
+from controlplane.planning import selectors
 from controlplane.planning.execution import plan_rollout, strategies
 from controlplane.planning.models import PlanStatus, ScalingPlan
 from controlplane.planning.plans import load_now
@@ -30,23 +31,22 @@ class InstanceChange:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A plan as a page shows it: what would change, what that costs, and why."""
-
     plan: ScalingPlan
     strategy: str
     changes: tuple[InstanceChange, ...]
     expired: bool
-    binding: tuple[str, ...] = field(default=())
-    short_rows: tuple[str, ...] = ()
-    """The rows of the problem that could not hold, in the planner's words."""
-    note: str = ""
-    load: LoadNow | None = None
-    """What its model is asked for now, where it waits to be approved."""
+    limits: tuple[str, ...]
+    """The limits reached, in the planner's words, and what could not hold."""
+    note: str
+    load: LoadNow | None
+    """What its model is asked for now, while the plan is for the time that is now."""
+    newer: ScalingPlan | None
+    """The newest plan of its model, where that replaced it."""
 
     @property
     def below(self) -> str:
-        """Describe how the plan leaves less than is needed now; empty if it does not."""
-        return self.load.above(self.plan) if self.load else ""
+        """Describe how a plan that waits leaves less than is needed now; empty if it does not."""
+        return self.load.above(self.plan) if self.load and self.decidable else ""
 
     @property
     def capacity(self) -> float | None:
@@ -54,18 +54,26 @@ class Card:
         return load_now.capacity_of(self.plan.targets, self.plan.inputs)
 
     @property
+    def use(self) -> float | None:
+        """Return demand now as a share of what the instances served that were there when it was made."""
+        able = load_now.capacity_of(self.plan.targets, self.plan.inputs, "present")
+        return (self.load.interactive + self.load.deferred) / able if able and self.load else None
+
+    def _sum(self, name: str) -> float:
+        return float(sum((self.plan.inputs.get(name) or {}).values()))
+
+    @property
     def forecast(self) -> float:
         """Return the highest planned rate of interactive work, summed over regions."""
-        return float(sum((self.plan.inputs.get("forecast_tokens_per_s") or {}).values()))
+        return self._sum("forecast_tokens_per_s")
 
     @property
     def deferred(self) -> float:
-        """Return the planned rate of deferred work."""
-        return float(sum((self.plan.inputs.get("deferred_tokens_per_s") or {}).values()))
+        return self._sum("deferred_tokens_per_s")
 
     @property
     def reserve(self) -> float:
-        return float(sum((self.plan.inputs.get("reserve_tokens_per_s") or {}).values()))
+        return self._sum("reserve_tokens_per_s")
 
     @property
     def more(self) -> int:
@@ -76,36 +84,24 @@ class Card:
         return -sum(change.delta for change in self.changes if change.delta < 0)
 
     @property
-    def minus(self) -> int:
-        return -self.fewer
-
-    @property
     def usd_delta(self) -> float:
         return round(self.plan.cost_usd_per_hour_after - self.plan.cost_usd_per_hour_before, 2)
 
     @property
-    def shortage(self) -> str:
-        """Describe the demand that no capacity could meet; empty if there is none."""
-        return str(self.plan.inputs.get("shortage", ""))
-
-    @property
-    def unmet_if_idle(self) -> float:
-        """Return tokens per second that would go unserved if nothing moved."""
-        return float(self.plan.inputs.get("do_nothing_unmet_tokens_per_s", 0.0))
+    def short(self) -> bool:
+        """Return whether there is demand that no capacity could meet."""
+        return bool(self.plan.inputs.get("shortage"))
 
     @property
     def progress(self) -> str:
-        """Describe the remaining moves of a plan in progress, and what blocks them; empty otherwise."""
+        """Describe the remaining moves of a plan in progress, or when its autoscaler moves instances; empty otherwise."""
+        if self.plan.status == PlanStatus.IN_FORCE and self.changes:
+            return strategies.pace(self.plan.strategy, tuned(self.plan.model.name))
         return plan_rollout.not_moved(self.plan) if self.plan.status == PlanStatus.IN_PROGRESS else ""
 
     @property
-    def pace(self) -> str:
-        """Describe when the strategy that follows the plan moves instances."""
-        return strategies.pace(self.plan.strategy, tuned(self.plan.model.name))
-
-    @property
     def decidable(self) -> bool:
-        return self.plan.status == PlanStatus.ADVICE
+        return self.plan.status == PlanStatus.ADVICE and not self.expired
 
 
 def without_place(reason: str, model: str) -> str:
@@ -121,28 +117,7 @@ def titled(text: str, titles: Mapping[str, str]) -> str:
 
 
 def card_of(plan: ScalingPlan, titles: Mapping[str, str], now: datetime) -> Card:
-    """Return the one card of *plan*."""
-    return cards_of([plan], titles, now, judged=True)[0]
-
-
-def cards_of(
-    plans: Collection[ScalingPlan], titles: Mapping[str, str], now: datetime, *, judged: bool = False
-) -> list[Card]:
-    """Return cards of *plans*, with the instances when each was made.
-
-    *titles* are those of regions and GPU types. *judged*: those that wait are held against the load of now.
-    """
-    judged = judged and any(plan.status == PlanStatus.ADVICE and plan.valid_until > now for plan in plans)
-    loads = load_now.read(now) if judged else {}
-    return [_card(plan, titles, now, loads.get(plan.model.name)) for plan in plans]
-
-
-def _card(
-    plan: ScalingPlan,
-    titles: Mapping[str, str],
-    now: datetime,
-    load: LoadNow | None,
-) -> Card:
+    """Return the card of *plan*; *titles* are those of regions and GPU types."""
     changes = [
         InstanceChange(
             region=titles.get(target["region"], target["region"]),
@@ -154,14 +129,14 @@ def _card(
         for target in plan.targets
         if target["target"] != target["present"]
     ]
-    changes.sort(key=lambda change: (-abs(change.delta), change.region, change.gpu_type))
+    expired = plan.valid_until <= now
     return Card(
         plan=plan,
         strategy=title_of(plan.strategy),
-        changes=tuple(changes),
-        expired=plan.valid_until <= now,
-        binding=tuple(titled(str(row), titles) for row in plan.binding),
-        short_rows=tuple(titled(row, titles) for row in plan.inputs.get("short_rows", ())),
+        changes=tuple(sorted(changes, key=lambda change: (-abs(change.delta), change.region, change.gpu_type))),
+        expired=expired,
+        limits=tuple(titled(str(row), titles) for row in (*plan.binding, *plan.inputs.get("short_rows", ()))),
         note=titled(plan.note, titles),
-        load=load if plan.status == PlanStatus.ADVICE else None,
+        load=None if expired else load_now.read(now).get(plan.model.name, LoadNow()),
+        newer=selectors.replaced_by(plan),
     )
