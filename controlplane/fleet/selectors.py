@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from itertools import product
 from math import inf
 from typing import Any, cast
@@ -17,6 +18,7 @@ from controlplane.fleet.models import (
     Instance,
     InstanceCommand,
     Launcher,
+    Maintenance,
     Model,
     Node,
     Region,
@@ -67,6 +69,12 @@ def failed_gpus() -> QuerySet[Gpu]:
     return Gpu.objects.select_related("node__region").exclude(cordoned="", failed_starts={})
 
 
+def maintenance_windows(start: datetime, end: datetime) -> QuerySet[Maintenance]:
+    """Return maintenance between *start* and *end*: what ended, is under way, or is to come."""
+    rows = Maintenance.objects.select_related("node__region", "region")
+    return rows.ending_after(start).filter(from_at__lt=end)
+
+
 def usd_per_hour(model: str = "") -> float:
     """Return on-demand dollars per hour of instances that serve or start, of all models or one."""
     rows = narrowed(Instance.objects.filter(state__in=PRESENT), deployment__model__name=model)
@@ -108,7 +116,7 @@ def possible_actions(instance: Instance) -> list[Action]:
     """
     actions = [action for action in Action if instance.state in ACTION_STATES[action]]
     if instance.launcher == Launcher.EXTERNAL:
-        return actions
+        return [action for action in actions if action != Action.RESTART]
     command = open_command(instance)
     if command is None:
         return actions

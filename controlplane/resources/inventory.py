@@ -3,14 +3,16 @@
 from typing import Any
 
 from django.utils import timezone
-from pydantic import BaseModel, Field
+from pydantic import AwareDatetime, BaseModel, Field
 
 from controlplane.accounts.models import Role, User
-from controlplane.fleet import selectors, services, stock
+from controlplane.fleet import maintenance, selectors, services, stock
 from controlplane.fleet.inventory import kinds
 from controlplane.fleet.models import (
     Deployment,
     Gpu,
+    Maintenance,
+    MaintenanceState,
     Model,
     Node,
     Price,
@@ -32,6 +34,28 @@ CORDONS = (
     ),
     Operation("uncordon", services.uncordon, "Instances may be started there again."),
 )
+
+
+class MaintenanceIn(BaseModel):
+    until: AwareDatetime = Field(description="When it ends by itself.")
+    from_at: AwareDatetime | None = Field(None, description="When it begins; by default now.")
+
+
+def maintain(place: Node | Region, user: User, reason: str, **window: Any) -> str:
+    return maintenance.planned(maintenance.plan(place, user, reason, **window))
+
+
+PLACES = (
+    *CORDONS,
+    Operation(
+        "maintenance",
+        maintain,
+        "Until its end nothing is started there; instances there finish what they run, stop, and start again at its end.",
+        takes=MaintenanceIn,
+        admin=False,
+    ),
+)
+"""What is done with nodes and regions."""
 
 
 class RolloutIn(BaseModel):
@@ -72,7 +96,7 @@ REGIONS = Resource(
     noun="region",
     model=Region,
     kind=kinds.REGION,
-    operations=CORDONS,
+    operations=PLACES,
     rows=lambda viewer: Region.objects.all(),
     columns=(
         Column("name", "Name", draw="id"),
@@ -112,7 +136,7 @@ NODES = Resource(
     noun="node",
     model=Node,
     kind=kinds.NODE,
-    operations=CORDONS,
+    operations=PLACES,
     rows=lambda viewer: selectors.nodes(),
     least=Role.VIEWER,
     columns=(
@@ -149,6 +173,31 @@ NODES = Resource(
     live="events",
     refresh_s=10,
     whole=500,
+)
+MAINTENANCE = Resource(
+    name="maintenance",
+    noun="maintenance window",
+    model=Maintenance,
+    operations=(
+        Operation(
+            "end", maintenance.end, "Its place is uncordoned, and what it stopped starts again; one to come is cancelled."
+        ),
+    ),
+    rows=lambda viewer: Maintenance.objects.select_related("node", "region"),
+    least=Role.VIEWER,
+    columns=(
+        Column("id"),
+        Column("node", source="node.name", type=str | None),
+        Column("region", source="region.name", type=str | None),
+        *(Column(name) for name in ("from_at", "until", "begun_at", "ended_at", "reason", "created_by")),
+        Column("state", type=MaintenanceState),
+    ),
+    filters=(
+        Filter("node", "node__name"),
+        Filter("region", "region__name"),
+        Filter("since", lambda rows, at: rows.ending_after(at), AwareDatetime, about="Windows that end after it."),
+        Filter("until", "from_at__lt", AwareDatetime, about="Windows that begin before it."),
+    ),
 )
 GPUS = Resource(
     name="gpus",
