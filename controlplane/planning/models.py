@@ -89,6 +89,8 @@ def mode_of(policy: ScalingPolicy | None) -> PolicyMode:
     return PolicyMode.OFF if policy is None else PolicyMode(policy.mode)
 
 
+PLANNER = "planner"
+"""Who decided about plans that no operator decided about."""
 WHAT_IF = "what_if"
 """Strategy of plans proposed from a what-if's chosen future.
 

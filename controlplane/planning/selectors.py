@@ -10,6 +10,7 @@ from django.utils import timezone
 
 from controlplane.fleet.models import Instance, Model
 from controlplane.planning.models import (
+    PLANNER,
     WHAT_IF,
     MoveSource,
     PlanStatus,
@@ -41,6 +42,13 @@ def instances_by_place() -> dict[tuple[str, str, str], Counter[str]]:
 
 
 # Plans
+
+
+def last_approved() -> QuerySet[ScalingPlan]:
+    """Return each model's last plan that an operator approved: what can be undone."""
+    states = (PlanStatus.APPROVED, PlanStatus.IN_PROGRESS, PlanStatus.CARRIED_OUT)
+    by_operators = ScalingPlan.objects.filter(status__in=states).exclude(decided_by__in=("", PLANNER))
+    return newest_of_each(by_operators, "model")
 
 
 def plans(model: str = "") -> QuerySet[ScalingPlan]:

@@ -21,11 +21,9 @@ from controlplane.planning.execution import executor, plan_rollout
 from controlplane.planning.models import WHAT_IF, PlanStatus, ScalingPlan, ScalingPolicy
 from controlplane.planning.plans import load_now
 from controlplane.planning.plans.load_now import LoadNow
-from controlplane.planning.plans.services import ACTOR
 from controlplane.tuning import services as settings
 from scheduling.bundles import BUNDLES
 
-UNDONE_FROM = (*plan_rollout.TO_CARRY_OUT, PlanStatus.CARRIED_OUT)
 UNDO_FOR = timedelta(hours=1)
 """Time in which instances that are missing are started again."""
 
@@ -55,9 +53,7 @@ def undo(plan: ScalingPlan, actor: User, reason: str) -> str:
 
     Raises ActionError unless *plan* is the last of its model that an operator approved, and if the load of now forbids it.
     """
-    decided = ScalingPlan.objects.filter(model=plan.model, status__in=UNDONE_FROM).exclude(decided_by__in=("", ACTOR))
-    last = decided.order_by("-pk").first()
-    if last != plan:
+    if not selectors.last_approved().filter(pk=plan.pk).exists():
         raise ActionError(f"Plan {plan.pk} is not the last that was approved for {plan.model}")
     back = [
         {name: row[name] for name in ("region", "gpu_type")}

@@ -22,18 +22,9 @@ PLANS = Resource(
     noun="plan",
     model=ScalingPlan,
     operations=(
-        Operation(
-            "approve",
-            services.approve,
-            "Instances move to the plan's targets; 409 if it no longer awaits approval.",
-            needs_reason=False,
-        ),
+        Operation("approve", services.approve, "Instances move to the plan's targets.", needs_reason=False),
         Operation("reject", services.reject, "Instances stay as they are.", needs_reason=False),
-        Operation(
-            "undo",
-            services.undo,
-            "Instances go back to what there was before the plan, by a new one; 409 unless it is the last approved one.",
-        ),
+        Operation("undo", services.undo, "Instances go back to what there was before the plan, by a new one."),
     ),
     rows=lambda viewer: selectors.plans(),
     least=Role.VIEWER,

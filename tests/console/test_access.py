@@ -11,8 +11,7 @@ FLEET_PAGES = (
     "instances",
     "forecast",
     "scaling",
-    "plans",
-    "moves",
+    "calendar",
     "events",
 )
 TENANT_PAGES = ("usage", "requests", "lengths", "keys", "api-docs")

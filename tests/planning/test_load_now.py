@@ -2,7 +2,7 @@
 
 import pytest
 
-from controlplane.console.pages.plans.cards import card_of
+from controlplane.console.pages.scaling.cards import card_of
 from controlplane.fleet.models import Node, SloClass
 from controlplane.planning import services
 from controlplane.planning.forecasts.services import make_forecasts

@@ -13,6 +13,7 @@ from controlplane.planning import selectors as planning
 from controlplane.planning.capacity import EndpointLoad, Place, capabilities, capacity_over_time, endpoint_loads
 from controlplane.planning.forecasts import demand, selectors
 from controlplane.planning.forecasts.selectors import Accuracy, ForecastWindow, NotServedHere, Series
+from controlplane.planning.forecasts.services import HOUR_S, by_hour
 from controlplane.planning.models import Forecast, PlanStatus, ScalingPlan
 from controlplane.planning.titles import title_of
 
@@ -77,6 +78,7 @@ class OutlookFilter:
     quantity: str
     hours: float
     slo_class: str = ""  # empty: all interactive classes together; `DEFERRED`, or `EVERY_CLASS` for both
+    days_ahead: int = 0  # by a forecast by hour, where those that are stored end
 
     @property
     def whole(self) -> bool:
@@ -101,9 +103,11 @@ def see(asked: OutlookFilter, now: datetime) -> OutlookResult:
     rows = [row for row in forecasts if row.window_s == window_s]
     expected = _summed(selectors.tracks(rows, since))
     until = expected[-1].start + timedelta(seconds=window_s) if expected else now
-    starts = selectors.grid(since, max(until, now), window_s)
+    further = by_hour(asked.model, asked.region, now, 24 * asked.days_ahead) if asked.days_ahead else []
+    starts = selectors.grid(since, max(until, now + timedelta(days=asked.days_ahead)), window_s)
     actual = _until_now(starts, window_s, now, asked)
     by_start = {window.start: window for window in expected}
+    hours = {window.start: window for window in further}
     counted = {start: value for start, value in zip(starts, actual, strict=True) if start >= since}
     judged = selectors.accuracy(expected, counted)
     stride = -(-len(starts) // POINTS)
@@ -115,7 +119,10 @@ def see(asked: OutlookFilter, now: datetime) -> OutlookResult:
         window_s=window_s,
         now=now,
         actual=actual[shown],
-        expected=[by_start.get(start) for start in starts[shown]],
+        expected=[
+            by_start.get(start) or (hours.get(demand.window_start(start, HOUR_S)) if start >= until else None)
+            for start in starts[shown]
+        ],
         capacity=capacity,
         planned=_planned(asked, now, loads) if last(capacity) is not None else None,
         unit=asked.quantity,

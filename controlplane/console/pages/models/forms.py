@@ -16,7 +16,6 @@ from controlplane.planning.models import PolicyMode
 from controlplane.planning.parts import PARTS
 from controlplane.planning.titles import title_of
 from controlplane.resources.filters import number
-from scheduling.scaling.schedule import WEEKDAYS
 
 BOUNDS = ("min_instances", "max_instances")
 
@@ -64,21 +63,6 @@ def shard(form: ActionForm, model: Model) -> str:
     form.check(Model.objects.select_for_update().get(pk=model.pk), fields=("shard",), given=str(given))
     dealt = [str(row) for row in inventory.deal(model, given, form.user, form.reason)]
     return f"{' and '.join(dealt)}: shard {given} from now on."
-
-
-@transaction.atomic
-def schedule(form: ActionForm, model: Model) -> str:
-    """Keep at least so many instances by the clock."""
-    given = form.fields
-    count = number(given.get("instances", ""))
-    if count is None:
-        raise ValidationError("Give the number of instances.")
-    values = {name: given.get(name, "").strip() for name in ("name", "begins", "ends", "time_zone", "except_on")}
-    days = " ".join(day for day in WEEKDAYS if given.get(f"on-{day}"))
-    region = given.get("region", "") or None
-    more = {"model": model.name, "region": region, "instances": count, "weekdays": days}
-    row = inventory.create(SCHEDULE, {**values, **more}, form.user, form.reason)
-    return f"{model} keeps at least {count} by the schedule {row}."
 
 
 @transaction.atomic
@@ -130,8 +114,7 @@ FORMS = {
         (bounds, Role.ADMIN, "console:models"),
         (fallback, Role.ADMIN, "console:models"),
         (parts, Role.OPERATOR, "console:models"),
-        (schedule, Role.ADMIN, "console:models"),
-        (unschedule, Role.ADMIN, "console:models"),
+        (unschedule, Role.ADMIN, "console:calendar"),
         (shard, Role.OPERATOR, "console:models"),
         (bundle, Role.OPERATOR, "console:models"),
         (policy, Role.OPERATOR, "console:scaling"),

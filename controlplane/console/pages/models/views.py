@@ -23,7 +23,6 @@ from controlplane.fleet.inventory import services as inventory
 from controlplane.fleet.models import Model, WeightedTarget
 from controlplane.planning.parts import PARTS
 from controlplane.resources.inventory import MODELS, TARGET_COMPARISONS
-from scheduling.scaling.schedule import WEEKDAYS
 
 
 def opened(request: HttpRequest, rows: list[ModelRow]) -> ModelRow | None:
@@ -60,7 +59,6 @@ def models(request: HttpRequest) -> HttpResponseBase:
         "adapters_served": adapters_served(one.model) if one else "",
         "chart": chart,
         "schedules": one.model.schedules.select_related("region") if one else [],
-        "weekdays": WEEKDAYS,
         "usual_zone": settings.TIME_ZONE,
         "fallbacks": Model.objects.filter(active=True, task=one.model.task).exclude(pk=one.model.pk) if one else [],
         "shards": sorted(shards.numbers()),

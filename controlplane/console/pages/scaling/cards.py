@@ -72,6 +72,10 @@ class Card:
         return self._sum("deferred_tokens_per_s")
 
     @property
+    def expected(self) -> float:
+        return self.forecast + self.deferred
+
+    @property
     def reserve(self) -> float:
         return self._sum("reserve_tokens_per_s")
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from controlplane.planning import selectors
-from controlplane.planning.models import PlanStatus, ScalingMove, ScalingPlan
-from controlplane.planning.plans.services import ACTOR
+from controlplane.planning.models import PLANNER, PlanStatus, ScalingMove, ScalingPlan
 
 READ, SHOWN = 500, 60
 TOGETHER = timedelta(minutes=1)
@@ -41,7 +40,7 @@ def _plans(model: str, since: datetime) -> Iterator[Entry]:
     follows: dict[tuple[int, str], Entry] = {}
     for plan in selectors.plans(model).filter(made_at__gte=since).defer("inputs", "binding")[:READ]:
         key, begun = (plan.model_id, plan.strategy), plan.decided_at or plan.made_at
-        routine = plan.status in ROUTINE and plan.decided_by in ("", ACTOR)
+        routine = plan.status in ROUTINE and plan.decided_by in ("", PLANNER)
         if routine and key in follows:
             follows[key].since = begun
             follows[key].again += 1
