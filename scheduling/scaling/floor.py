@@ -86,7 +86,13 @@ def floor_move(at: int, view: EndpointView, floor: Floor = FLOOR, *, served_else
     if not cooled or view.use * view.ready / view.instances <= floor.above:
         return None
     on_the_way = f", {soon_words(view)}" if view.coming else ""
-    return move(at, view, 1, f"Safety autoscaler: {use_words(view).lower()}{on_the_way}, above {percent(floor.above)}", Mover.FLOOR)
+    return move(
+        at,
+        view,
+        1,
+        f"Safety autoscaler: {use_words(view).lower()}{on_the_way}, above {percent(floor.above)}",
+        Mover.FLOOR,
+    )
 
 
 def floor_moves(views: Sequence[EndpointView], floors: Floors) -> list[Move]:
@@ -113,7 +119,9 @@ def _alone_move(at: int, view: EndpointView, rule: Reactive, now_s: float, memor
         memory.pop(key, None)
     delta, why = reactive_wish(view, rule.within(view), easy_s) if view.ready else (0, "")
     if delta <= 0 and spare:
-        return move(at, view, spare, f"Safety autoscaler: {too_many[:1].lower()}{too_many[1:]}", Mover.FLOOR, drains=False)
+        return move(
+            at, view, spare, f"Safety autoscaler: {too_many[:1].lower()}{too_many[1:]}", Mover.FLOOR, drains=False
+        )
     if delta < 0 and view.since_ready_s < GRACE_S:
         return None
     return move(at, view, delta, f"Safety autoscaler: {why[:1].lower()}{why[1:]}", Mover.FLOOR)

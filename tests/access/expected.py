@@ -79,7 +79,9 @@ CONSOLE = {
     "scaling": Reach(VIEWER),
     "calendar": Reach(VIEWER),
     "schedule": Reach(
-        ADMIN, {}, {"name": "night", "model": "llama-3.1-8b", "instances": "1", "begins": "22:00", "ends": "06:00"} | REASON
+        ADMIN,
+        {},
+        {"name": "night", "model": "llama-3.1-8b", "instances": "1", "begins": "22:00", "ends": "06:00"} | REASON,
     ),
     "change-model policy": Reach(
         OPERATOR, {"pk": "MODEL_ID", "form": "policy"}, {"strategy": "reactive", "mode": "off"} | REASON

@@ -155,7 +155,13 @@ FLOOR, STRATEGY = MoveSource.FLOOR, MoveSource.STRATEGY
 @pytest.mark.parametrize(
     ("policy", "shown", "source", "delta", "reason"),
     [
-        ("", FULL, FLOOR, 1, "Safety autoscaler: use is 120% with 4 waiting, above 70%: 2 → 3 instances, on free GPUs."),
+        (
+            "",
+            FULL,
+            FLOOR,
+            1,
+            "Safety autoscaler: use is 120% with 4 waiting, above 70%: 2 → 3 instances, on free GPUs.",
+        ),
         ("", {"use": 0.75}, FLOOR, 1, "Safety autoscaler: use is 75%, above 70%"),
         ("", {"use": 0.5}, FLOOR, 0, ""),
         ("", {"use": 0.1}, FLOOR, -1, "Safety autoscaler: use is 10%, below 30%"),

@@ -72,7 +72,8 @@ def test_what_another_region_serves_needs_none_here():
 
 def test_it_says_why():
     assert floor_move(0, view(use=1.3, waiting=9, coming=1)).reason == (
-        "Safety autoscaler: use is 130% with 9 waiting, 104% with the 1 on the way, above 100%: 5 → 6 instances, from own spot."
+        "Safety autoscaler: use is 130% with 9 waiting, 104% with the 1 on the way, above 100%: 5 → 6 instances,"
+        " from own spot."
     )
 
 

@@ -13,7 +13,6 @@ from controlplane.console.formats import percent
 from controlplane.console.live.state import SATURATED, LiveState
 from controlplane.console.pages.forecast.charts import demand_and_forecast, unit_title
 from controlplane.console.pages.forecast.selectors import OutlookFilter, see
-from controlplane.console.pages.scaling.tables import WORDS
 from controlplane.fleet.attainment import Attainment, worst
 from controlplane.fleet.lifecycle.states import COMING, InstanceState
 from controlplane.fleet.models import Deployment, Instance, Model, PerformanceProfile
@@ -198,7 +197,7 @@ class ModelRow:
         nearest = self.present.nearest
         if self.present.name != bundles.CUSTOM:
             return nearest.about
-        own = ", ".join(WORDS[each.what] for each in self.present.differences(nearest))
+        own = ", ".join(bundles.WORDS[each.what] for each in self.present.differences(nearest))
         return f"Based on {nearest.title}, with its own {own}."
 
 

@@ -16,11 +16,11 @@ from controlplane.console.live.views import live_context, of_charts
 from controlplane.console.pages.models.details import adapters_served, classes_of, parts_of
 from controlplane.console.pages.models.selectors import ModelRow, chart_of, model_rows, regions
 from controlplane.console.pages.models.tables import bundle_rows, tiles
-from controlplane.console.pages.scaling.tables import bundle_choices
 from controlplane.events import since
 from controlplane.fleet import shards
 from controlplane.fleet.inventory import services as inventory
 from controlplane.fleet.models import Model, WeightedTarget
+from controlplane.planning import bundles
 from controlplane.planning.parts import PARTS
 from controlplane.resources.inventory import MODELS, TARGET_COMPARISONS
 
@@ -63,7 +63,7 @@ def models(request: HttpRequest) -> HttpResponseBase:
         "fallbacks": Model.objects.filter(active=True, task=one.model.task).exclude(pk=one.model.pk) if one else [],
         "shards": sorted(shards.numbers()),
         "together": shards.together(one.model)[1:] if one else [],
-        "bundles": bundle_choices([row.model for row in every]),
+        "bundles": bundles.choices([row.model for row in every]),
         "bundle_rows": bundle_rows(every),
         "part_titles": [part.title for part in PARTS],
     }

@@ -9,12 +9,13 @@ from django.utils import timezone
 
 from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart, Series, axis_title, local
+from controlplane.console.formats import signed
 from controlplane.console.pages.forecast.charts import demand_and_forecast
 from controlplane.console.pages.forecast.selectors import OutlookFilter, see
-from controlplane.console.pages.scaling.history import entries
 from controlplane.fleet.models import Node
 from controlplane.fleet.selectors import maintenance_windows, scheduled_minimums
 from controlplane.planning.forecasts.demand import EVERY_CLASS, TOKENS
+from controlplane.planning.history import entries
 from controlplane.planning.selectors import LIVING_PLANS
 from scheduling.scaling.schedule import clock_changes
 
@@ -35,10 +36,6 @@ class Item:
     windows: Sequence[Window]
     row: Any = None
 
-    def next(self, now: datetime) -> Window | None:
-        """Return the window that is under way or comes next."""
-        return next((each for each in self.windows if each[1] > now), None)
-
 
 def items(model: str, region: str, now: datetime) -> list[Item]:
     """Return what is scheduled, planned and under maintenance for *model* in *region* (empty: all) within the axis."""
@@ -53,7 +50,8 @@ def items(model: str, region: str, now: datetime) -> list[Item]:
     for each in entries(model, since):
         if each.plan and (not region or any(target["region"] == region for target in each.plan.targets)):
             ends = each.plan.valid_until if each.plan.status in LIVING_PLANS else each.at
-            about = f"{each.plan.get_status_display()}, {each.more:+d} {each.less:+d}".replace(" +0", "").replace("-", "−")
+            change = " ".join(signed(by) for by in (each.more, each.less) if by)
+            about = f"{each.plan.get_status_display()}, {change or 'no change'}"
             made.append(Item("Plans", f"Plan {each.plan.pk}: {each.model}", about, [(each.since, max(each.at, ends))]))
     for window in maintenance_windows(since, until):
         place = window.place
@@ -69,36 +67,29 @@ def _moment(at_s: float) -> datetime:
 
 def chart(model: str, region: str, lying: Iterable[Item], now: datetime) -> Chart:
     """Return the chart of demand, forecast and capacity over the axis in the present time zone, with lanes below it."""
-    asked = OutlookFilter(model, region, TOKENS, 24 * DAYS, EVERY_CLASS, DAYS)
+    week, asked = timedelta(days=DAYS), OutlookFilter(model, region, TOKENS, 24 * DAYS, EVERY_CLASS, DAYS)
     outlook = once(("calendar", asked, int(now.timestamp()) // EVERY_S), lambda: see(asked, now).outlook)
     drawn = demand_and_forecast(outlook, NOTHING)
     lanes = [_lane(name, color, [each for each in lying if each.lane == name]) for name, color in LANES.items()]
+    zone, ends = timezone.get_current_timezone_name(), (now - week, now + week)
     changes = [
         (timezone.localtime(_moment(at_s)), f"Clocks go {'forward' if by_s > 0 else 'back'} {abs(by_s) / 3600:g} h")
-        for at_s, by_s in clock_changes(timezone.get_current_timezone_name(), *_seconds(now))
+        for at_s, by_s in clock_changes(zone, *(end.timestamp() for end in ends))
     ]
-    lines = [
-        {"type": "line", "yref": "paper", "x0": local(at), "x1": local(at), "y0": 0, "y1": 1,
-         "line": {"color": "var(--warn)", "width": 1.5, "dash": "4px,3px"}}
-        for at, _ in changes
-    ]  # fmt: skip
-    words = [
-        {"x": local(at), "y": 1, "yref": "paper", "text": text, "showarrow": False, "xanchor": "left", "yanchor": "top"}
-        for at, text in changes
-    ]
-    ends = [local(timezone.localtime(now + sign * timedelta(days=DAYS))) for sign in (-1, 1)]
+    line = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "line": {"color": "var(--warn)", "dash": "4px,3px"}}
+    word = {"y": 1, "yref": "paper", "showarrow": False, "xanchor": "left", "yanchor": "top"}
     return replace(
         drawn,
         key="calendar",
         title="A week back and a week ahead",
-        caption=f"{drawn.caption}; times in {timezone.get_current_timezone_name()}",
+        caption=f"{drawn.caption}; times in {zone}",
         sentence=" ".join([drawn.sentence, *(f"{text} on {at:%d %b}." for at, text in changes)]),
         series=[*drawn.series, *lanes] if not drawn.empty else drawn.series,
-        across=drawn.across.but(range=ends, nticks=15, domain=[0.0, 1.0]),
-        shapes=lines,
+        across=drawn.across.but(range=[local(timezone.localtime(end)) for end in ends], nticks=15),
+        shapes=[line | {"x0": local(at), "x1": local(at)} for at, _ in changes],
         layout={
             "height": 420,
-            "annotations": words,
+            "annotations": [word | {"x": local(at), "text": text} for at, text in changes],
             "yaxis": {"domain": [0.28, 1.0], "title": axis_title("tok/s")},
             "yaxis2": {"domain": [0.0, 0.22], "categoryarray": list(LANES), "type": "category", "fixedrange": True,
                        "automargin": True, "range": [-0.6, len(LANES) - 0.4]},
@@ -106,18 +97,10 @@ def chart(model: str, region: str, lying: Iterable[Item], now: datetime) -> Char
     )  # fmt: skip
 
 
-def _seconds(now: datetime) -> tuple[float, float]:
-    week_s = timedelta(days=DAYS).total_seconds()
-    return now.timestamp() - week_s, now.timestamp() + week_s
-
-
 def _lane(name: str, color: str, lying: Sequence[Item]) -> Series:
     """Return a bar for each window of the items of one lane: a thick line with gaps."""
-    x: list[datetime | None] = []
-    words: list[str | None] = []
-    for each in lying:
-        for window in each.windows:
-            x += [*map(timezone.localtime, window), None]
-            words += [f"{each.title}, {each.about}"] * 2 + [None]
+    windows = [(window, f"{each.title}, {each.about}") for each in lying for window in each.windows]
+    x = [at for window, _ in windows for at in (*map(timezone.localtime, window), None)]
+    words = [text for _, about in windows for text in (about, about, None)]
     more = {"yaxis": "y2", "text": words, "hovertemplate": "%{text}<extra></extra>", "connectgaps": False}
-    return Series(name, [None if at is None else name for at in x], (color, "solid"), x, 9, listed=False, more=more)  # type: ignore[misc]
+    return Series(name, [None if at is None else name for at in x], (color, "solid"), x, 9, listed=False, more=more)

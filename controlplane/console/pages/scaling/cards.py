@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from controlplane.planning import selectors
 from controlplane.planning.execution import plan_rollout, strategies
@@ -12,100 +12,6 @@ from controlplane.planning.plans import load_now
 from controlplane.planning.plans.load_now import LoadNow
 from controlplane.planning.titles import title_of
 from controlplane.tuning.selectors import tuned
-
-
-@dataclass(frozen=True, slots=True)
-class InstanceChange:
-    """One place whose number of instances a plan changes."""
-
-    region: str
-    gpu_type: str
-    present: int
-    target: int
-    reason: str
-
-    @property
-    def delta(self) -> int:
-        return self.target - self.present
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    plan: ScalingPlan
-    strategy: str
-    changes: tuple[InstanceChange, ...]
-    expired: bool
-    limits: tuple[str, ...]
-    """The limits reached, in the planner's words, and what could not hold."""
-    note: str
-    load: LoadNow | None
-    """What its model is asked for now, while the plan is for the time that is now."""
-    newer: ScalingPlan | None
-    """The newest plan of its model, where that replaced it."""
-
-    @property
-    def below(self) -> str:
-        """Describe how a plan that waits leaves less than is needed now; empty if it does not."""
-        return self.load.above(self.plan) if self.load and self.decidable else ""
-
-    @property
-    def capacity(self) -> float | None:
-        """Return tokens per second that its instances serve."""
-        return load_now.capacity_of(self.plan.targets, self.plan.inputs)
-
-    @property
-    def use(self) -> float | None:
-        """Return demand now as a share of what the instances served that were there when it was made."""
-        able = load_now.capacity_of(self.plan.targets, self.plan.inputs, "present")
-        return (self.load.interactive + self.load.deferred) / able if able and self.load else None
-
-    def _sum(self, name: str) -> float:
-        return float(sum((self.plan.inputs.get(name) or {}).values()))
-
-    @property
-    def forecast(self) -> float:
-        """Return the highest planned rate of interactive work, summed over regions."""
-        return self._sum("forecast_tokens_per_s")
-
-    @property
-    def deferred(self) -> float:
-        return self._sum("deferred_tokens_per_s")
-
-    @property
-    def expected(self) -> float:
-        return self.forecast + self.deferred
-
-    @property
-    def reserve(self) -> float:
-        return self._sum("reserve_tokens_per_s")
-
-    @property
-    def more(self) -> int:
-        return sum(change.delta for change in self.changes if change.delta > 0)
-
-    @property
-    def fewer(self) -> int:
-        return -sum(change.delta for change in self.changes if change.delta < 0)
-
-    @property
-    def usd_delta(self) -> float:
-        return round(self.plan.cost_usd_per_hour_after - self.plan.cost_usd_per_hour_before, 2)
-
-    @property
-    def short(self) -> bool:
-        """Return whether there is demand that no capacity could meet."""
-        return bool(self.plan.inputs.get("shortage"))
-
-    @property
-    def progress(self) -> str:
-        """Describe the remaining moves of a plan in progress, or when its autoscaler moves instances; empty otherwise."""
-        if self.plan.status == PlanStatus.IN_FORCE and self.changes:
-            return strategies.pace(self.plan.strategy, tuned(self.plan.model.name))
-        return plan_rollout.not_moved(self.plan) if self.plan.status == PlanStatus.IN_PROGRESS else ""
-
-    @property
-    def decidable(self) -> bool:
-        return self.plan.status == PlanStatus.ADVICE and not self.expired
 
 
 def without_place(reason: str, model: str) -> str:
@@ -120,27 +26,52 @@ def titled(text: str, titles: Mapping[str, str]) -> str:
     return re.sub(rf"(?<![\w-])(?:{names})(?![\w-])", lambda name: titles[name[0]], text) if titles else text
 
 
-def card_of(plan: ScalingPlan, titles: Mapping[str, str], now: datetime) -> Card:
-    """Return the card of *plan*; *titles* are those of regions and GPU types."""
+def card_of(plan: ScalingPlan, titles: Mapping[str, str], now: datetime) -> dict[str, Any]:
+    """Return the card of *plan*; *titles* are those of regions and GPU types.
+
+    Its `load` is what the model is asked for now, where the plan is for the time that is now: `use` is its share of what the
+    instances served that were there, and `below` says that a plan that waits leaves less than that.
+    """
     changes = [
-        InstanceChange(
-            region=titles.get(target["region"], target["region"]),
-            gpu_type=titles.get(target["gpu_type"], target["gpu_type"]),
-            present=target["present"],
-            target=target["target"],
-            reason=titled(without_place(target.get("reason") or "", plan.model.name), titles),
-        )
-        for target in plan.targets
-        if target["target"] != target["present"]
+        {
+            "where": f"{titles.get(row['region'], row['region'])}, {titles.get(row['gpu_type'], row['gpu_type'])}",
+            "present": row["present"],
+            "target": row["target"],
+            "delta": row["target"] - row["present"],
+            "reason": titled(without_place(row.get("reason") or "", plan.model.name), titles),
+        }
+        for row in plan.targets
+        if row["target"] != row["present"]
     ]
-    expired = plan.valid_until <= now
-    return Card(
-        plan=plan,
-        strategy=title_of(plan.strategy),
-        changes=tuple(sorted(changes, key=lambda change: (-abs(change.delta), change.region, change.gpu_type))),
-        expired=expired,
-        limits=tuple(titled(str(row), titles) for row in (*plan.binding, *plan.inputs.get("short_rows", ()))),
-        note=titled(plan.note, titles),
-        load=None if expired else load_now.read(now).get(plan.model.name, LoadNow()),
-        newer=selectors.replaced_by(plan),
-    )
+    deltas, inputs, expired = [change["delta"] for change in changes], plan.inputs, plan.valid_until <= now
+    rates = {
+        name: float(sum((inputs.get(f"{name}_tokens_per_s") or {}).values()))
+        for name in ("forecast", "deferred", "reserve")
+    }
+    decidable = plan.status == PlanStatus.ADVICE and not expired
+    load = None if expired else load_now.read(now).get(plan.model.name, LoadNow())
+    before, after = (load_now.capacity_of(plan.targets, inputs, when) for when in ("present", "target"))
+    progress = plan_rollout.not_moved(plan) if plan.status == PlanStatus.IN_PROGRESS else ""
+    if plan.status == PlanStatus.IN_FORCE and changes:
+        progress = strategies.pace(plan.strategy, tuned(plan.model.name))
+    return {
+        "plan": plan,
+        "strategy": title_of(plan.strategy),
+        "changes": sorted(changes, key=lambda change: (-abs(change["delta"]), change["where"])),
+        "more": sum(max(delta, 0) for delta in deltas),
+        "fewer": sum(max(-delta, 0) for delta in deltas),
+        "usd_delta": round(plan.cost_usd_per_hour_after - plan.cost_usd_per_hour_before, 2),
+        "expired": expired,
+        "decidable": decidable,
+        "newer": selectors.replaced_by(plan),
+        "limits": [titled(str(row), titles) for row in (*plan.binding, *inputs.get("short_rows", ()))],
+        "note": titled(plan.note, titles),
+        "short": bool(inputs.get("shortage")),
+        "progress": progress,
+        "load": load,
+        "below": load.above(plan) if load and decidable else "",
+        "use": (load.interactive + load.deferred) / before if load and before else None,
+        "capacity": after,
+        "expected": rates["forecast"] + rates["deferred"],
+        **rates,
+    }

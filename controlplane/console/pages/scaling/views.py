@@ -19,12 +19,13 @@ from controlplane.console.live.feed import feed
 from controlplane.console.live.views import live_context, of_charts
 from controlplane.console.pages.models.selectors import demand_and_capacity
 from controlplane.console.pages.scaling import calendar as weeks
-from controlplane.console.pages.scaling import history, tables
+from controlplane.console.pages.scaling import tables
 from controlplane.console.pages.scaling.cards import card_of
 from controlplane.events import since
 from controlplane.fleet.inventory import services as inventory
 from controlplane.fleet.inventory.kinds import SCHEDULE
 from controlplane.fleet.models import Model, Region
+from controlplane.planning import history
 from controlplane.planning import selectors as planning
 from controlplane.planning.execution import strategies
 from controlplane.planning.forecasts.demand import TOKENS
@@ -42,7 +43,9 @@ from scheduling.scaling.schedule import WEEKDAYS
 def scaling(request: HttpRequest) -> HttpResponseBase:
     """The matrix, one model of it open: that of `?plan=`, of `?open=`, else the first with a plan that awaits approval."""
     now, drawn_after = timezone.now(), str(since.newest())
-    filters = Filters(request.GET, model_select(model_names()), Select("hours", "Time", last_hours(1, 6, 24, 168), "24"))
+    filters = Filters(
+        request.GET, model_select(model_names()), Select("hours", "Time", last_hours(1, 6, 24, 168), "24")
+    )
     for resource in (PLANS, MOVES):
         if (request.GET.get("format"), request.GET.get("table")) == ("csv", resource.name):
             return resource.csv(resource.listed(viewer_of(request), request.GET)[1])
@@ -95,7 +98,7 @@ def calendar(request: HttpRequest) -> HttpResponseBase:
         chart = replace(chart, opens="schedule" if admin else "")
         if (answer := of_charts(request, [chart])) is not None:
             return answer
-        coming = [(each, window) for each in lying if (window := each.next(now))]
+        coming = [(each, window) for each in lying for window in [w for w in each.windows if w[1] > now][:1]]
         context = {
             **live_context(feed.state(), "events"),
             "drawn_after": str(since.newest()),

@@ -1,4 +1,4 @@
-"""One list of what was planned and moved: plans that only follow each other are one row, and a move names what it takes back."""
+"""One list of what was planned and moved: plans that only follow each other are one, and moves name what they take back."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
