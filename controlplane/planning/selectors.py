@@ -6,7 +6,6 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 
 from django.db.models import QuerySet
-from django.utils import timezone
 
 from controlplane.fleet.models import Instance, Model
 from controlplane.planning.models import (
@@ -91,10 +90,6 @@ def moves(model: str = "") -> QuerySet[ScalingMove]:
     return narrowed(ScalingMove.objects.select_related("plan").order_by("-pk"), model=model)
 
 
-def moves_since(since: datetime, model: str = "") -> int:
-    return moves(model).filter(at__gte=since).count()
-
-
 @dataclass(frozen=True, slots=True)
 class Flapping:
     """An endpoint that was repeatedly scaled out and in. *by* counts instances by source, out then in."""
@@ -124,7 +119,3 @@ def policies() -> list[tuple[Model, ScalingPolicy | None]]:
     """Return every active model with its policy, by name; None where only the reactive floor scales it."""
     rows = Model.objects.filter(active=True).select_related("scaling_policy").order_by("name")
     return [(row, getattr(row, "scaling_policy", None)) for row in rows]
-
-
-def hours_ago(hours: float) -> datetime:
-    return timezone.now() - timedelta(hours=hours)

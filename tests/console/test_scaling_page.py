@@ -1,4 +1,4 @@
-"""Scaling: the matrix and its cost, plans and reasons, deciding on them, policies, what was planned and moved, the calendar."""
+"""Scaling: the matrix and its cost, plans and reasons, deciding on them, policies, what was moved, and the calendar."""
 
 import csv
 import io

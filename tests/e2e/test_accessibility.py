@@ -35,9 +35,8 @@ PLANNING = {
     "forecast": "/forecast/",
     "forecast-tables": "/forecast/?quantity=prompt&table=forecast",
     "scaling": "/scaling/",
-    "plans": "/scaling/plans/",
-    "plan": "/scaling/plans/{plan}/",
-    "moves": "/scaling/moves/",
+    "plan": "/scaling/?plan={plan}",
+    "calendar": "/scaling/calendar/",
     "models": "/models/",
     "models-open": "/models/?open=llama-3.1-8b",
 }
