@@ -14,7 +14,7 @@ FLEET_PAGES = (
     "calendar",
     "events",
 )
-TENANT_PAGES = ("usage", "requests", "lengths", "keys", "api-docs")
+TENANT_PAGES = ("usage", "requests", "keys", "api-docs")
 
 
 def url(name: str, *args) -> str:

@@ -270,7 +270,7 @@ def test_queries_do_not_grow_with_rows(reader, two_places, now, django_assert_ma
         planning_rows.moves(now)
     with django_assert_max_num_queries(60):
         page(reader)
-    with django_assert_max_num_queries(42):
+    with django_assert_max_num_queries(50):
         page(reader, "calendar")
 
 

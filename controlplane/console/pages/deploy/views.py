@@ -16,8 +16,10 @@ from controlplane.console.live.feed import feed
 from controlplane.console.live.views import live_context
 from controlplane.console.pages.deploy.forms import DeployForm
 from controlplane.fleet.inventory import deploy as deploying
+from controlplane.fleet.inventory.deploy import DeployRequest
 from controlplane.fleet.lifecycle.states import ActionError, InstanceState
 from controlplane.fleet.models import Deployment, Model
+from scheduling.fleet.published_models import PUBLISHED
 from scheduling.model_task import Task
 from workers.vllm.tasks import PATHS, SPEECH
 
@@ -44,15 +46,19 @@ def deploy(request: HttpRequest) -> HttpResponse:
                 form.add_error(name if name in form.fields else None, texts)
         except ActionError as error:
             form.add_error(None, str(error))
+    wanted = form.wanted() if form.is_bound else DeployRequest.model_construct(region="", gpu_type="", model="")
     context = {
         "form": form,
         "posted": posted,
-        "source": form.wanted().source if form.is_bound else "",
+        "source": deploying.completed(wanted).source,
+        "wanted": wanted,
+        "old": Model.objects.filter(name=wanted.model, active=True).first(),
+        "published": PUBLISHED.items(),
         "wrong": [field for field in form if field.errors] if posted else [],
-        "estimate": deploying.estimate(form.wanted()) if form.is_bound else None,
+        "estimate": deploying.estimate(wanted) if form.is_bound else None,
         "out_of_use": resting,
         "out_of_use_name": resting and f"{resting._meta.model_name}s",
-        "places": deploying.gpus_by_place(),
+        "places": deploying.place_options(wanted),
     }
     return render(request, "console/deploy/deploy.html", context, status=422 if posted else 200)
 

@@ -1,16 +1,20 @@
-"""Forms that change one model: bounds, fallback, shard, its policy by bundle or by parts, and how it is scaled."""
+"""Forms that change one model: bounds, engine settings, fallback, shared names, shard, policy, and how it is scaled."""
 
 import json
 
 from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponseBase
+from django.urls import reverse
 
 from controlplane.accounts.models import Role
 from controlplane.console.actions import ActionForm, action
 from controlplane.fleet.inventory import services as inventory
 from controlplane.fleet.inventory.kinds import DEPLOYMENT, MODEL, SCHEDULE
+from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Deployment, Model
+from controlplane.fleet.rollouts import services as rollouts
+from controlplane.lengths import training
 from controlplane.planning import bundles, services
 from controlplane.planning.models import PolicyMode
 from controlplane.planning.parts import PARTS
@@ -18,6 +22,16 @@ from controlplane.planning.titles import title_of
 from controlplane.resources.filters import number
 
 BOUNDS = ("min_instances", "max_instances")
+ENGINE = (
+    *("tensor_parallel", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "max_loras"),
+    *("max_cpu_loras", "kv_offload_gib", "vllm_args"),
+)
+"""Columns of a deployment that its instances are started with."""
+MOST_BAKE_S = 86_400
+
+
+def page_of(model: Model) -> str:
+    return reverse("console:model", args=[model.name])
 
 
 @transaction.atomic
@@ -36,6 +50,59 @@ def _bounds_changed(row: Deployment, form: ActionForm) -> bool:
         form.check(row, fields=values, given=f"{words} of {row}")
         inventory.change(DEPLOYMENT, row, values, form.user, form.reason)
     return bool(values)
+
+
+@transaction.atomic
+def engine(form: ActionForm, model: Model) -> str:
+    """Change engine settings of one deployment and, where asked for, roll them out to its instances."""
+    rows = Deployment.objects.select_related("model", "region", "gpu_type").filter(model=model, active=True)
+    row = rows.select_for_update(of=("self",)).filter(pk=number(form.fields.get("deployment", "")) or 0).first()
+    if row is None:
+        raise ValidationError(f"That deployment of {model} is gone.")
+    given = {name: _engine_value(name, form.fields[name]) for name in ENGINE if name in form.fields}
+    values = {name: value for name, value in given.items() if value != getattr(row, name)}
+    if not values:
+        return f"The engine settings of {row} are as they were."
+    form.check(
+        row, fields=values, given=f"{', '.join(f'{value} for {name}' for name, value in values.items())} of {row}"
+    )
+    row = inventory.change(DEPLOYMENT, row, values, form.user, form.reason)
+    if "roll_out" not in form.fields or not rollouts.read_fleet(row).stale:
+        return f"The engine settings of {row} are changed; instances take them when they start."
+    rollouts.start(row, form.user, form.reason, bake_s=bake_s_of(form), auto_back="auto_back" in form.fields)
+    return f"The engine settings of {row} are changed, and the rollout begins within seconds."
+
+
+def _engine_value(name: str, text: str) -> object:
+    column = Deployment._meta.get_field(name)
+    try:
+        return column.to_python(text.strip())  # type: ignore[union-attr]
+    except ValidationError:
+        raise ValidationError(f"{text!r} is no value for {column.verbose_name}.") from None  # type: ignore[union-attr]
+
+
+def bake_s_of(form: ActionForm) -> int:
+    """Return how long each new instance of a rollout serves before the next."""
+    bake_s = form.fields.get("bake_s") or "60"
+    if not bake_s.isdecimal() or int(bake_s) > MOST_BAKE_S:
+        raise ActionError(f"The time to prove itself is from 0 to {MOST_BAKE_S} seconds")
+    return int(bake_s)
+
+
+@transaction.atomic
+def share(form: ActionForm, model: Model) -> str:
+    """Share the requests for a name among the targets that the form gives as `target weight, target weight`."""
+    name, weights = form.fields.get("name", "").strip(), {}
+    for each in filter(None, map(str.strip, form.fields.get("targets", "").split(","))):
+        target, _, weight = each.rpartition(" ")
+        try:
+            weights[target.strip()] = float(weight)
+        except ValueError:
+            raise ValidationError(f"{each!r} is no target with a weight, such as {model} 95.") from None
+    inventory.share(name, weights, form.user, form.reason)
+    if not weights:
+        return f"{name} is no longer shared."
+    return f"{name} is shared among {', '.join(weights)}; requests follow within a second."
 
 
 @transaction.atomic
@@ -111,12 +178,14 @@ def policy(form: ActionForm, model: Model) -> str:
 FORMS = {
     each.__name__: action(least, Model, page=page, unchanged="{row} is unchanged")(each)
     for each, least, page in (
-        (bounds, Role.ADMIN, "console:models"),
-        (fallback, Role.ADMIN, "console:models"),
-        (parts, Role.OPERATOR, "console:models"),
-        (unschedule, Role.ADMIN, "console:calendar"),
-        (shard, Role.OPERATOR, "console:models"),
-        (bundle, Role.OPERATOR, "console:models"),
+        (bounds, Role.ADMIN, page_of),
+        (engine, Role.ADMIN, page_of),
+        (fallback, Role.ADMIN, page_of),
+        (share, Role.ADMIN, page_of),
+        (unschedule, Role.ADMIN, page_of),
+        (parts, Role.OPERATOR, page_of),
+        (shard, Role.OPERATOR, page_of),
+        (bundle, Role.OPERATOR, page_of),
         (policy, Role.OPERATOR, "console:scaling"),
     )
 }
@@ -127,3 +196,11 @@ def change(request: HttpRequest, pk: int, form: str) -> HttpResponseBase:
     if form not in FORMS:
         raise Http404(f"A model has no form {form}.")
     return FORMS[form](request, pk=pk)
+
+
+@action(Role.OPERATOR, page="console:models", unchanged="Nothing was changed")
+def train(form: ActionForm) -> str:
+    """Train a new version of a kind of length model from the samples there are, now."""
+    kind = form.fields.get("kind", training.USUAL)
+    training.ask(form.user, form.reason, kind)
+    return f"A worker trains a new version of {kind}. It predicts in shadow first; an event says why if it fails."

@@ -8,21 +8,19 @@ from typing import Any, Final
 from django.utils import timezone
 
 from controlplane.console.charts.cache import once
+from controlplane.console.charts.demand import demand_chart
 from controlplane.console.charts.spec import Chart, Series, axis_title, local
 from controlplane.console.formats import signed
-from controlplane.console.pages.forecast.charts import demand_and_forecast
-from controlplane.console.pages.forecast.selectors import OutlookFilter, see
 from controlplane.fleet.models import Node
 from controlplane.fleet.selectors import maintenance_windows, scheduled_minimums
-from controlplane.planning.forecasts.demand import EVERY_CLASS, TOKENS
 from controlplane.planning.history import entries
+from controlplane.planning.outlook import see
 from controlplane.planning.selectors import LIVING_PLANS
 from scheduling.scaling.schedule import clock_changes
 
 DAYS: Final = 7
 EVERY_S = 60
 LANES = {"Maintenance": "s5", "Plans": "s4", "Scheduled minimums": "s3"}  # from the bottom, and their colours
-NOTHING = "Nothing is known yet: the first request that ends makes the first minute of demand."
 Window = tuple[datetime, datetime]
 
 
@@ -65,11 +63,12 @@ def _moment(at_s: float) -> datetime:
     return datetime.fromtimestamp(at_s, UTC)
 
 
-def chart(model: str, region: str, lying: Iterable[Item], now: datetime) -> Chart:
+def chart(model: str, region: str, title: str, lying: Iterable[Item], now: datetime) -> Chart:
     """Return the chart of demand, forecast and capacity over the axis in the present time zone, with lanes below it."""
-    week, asked = timedelta(days=DAYS), OutlookFilter(model, region, TOKENS, 24 * DAYS, EVERY_CLASS, DAYS)
-    outlook = once(("calendar", asked, int(now.timestamp()) // EVERY_S), lambda: see(asked, now).outlook)
-    drawn = demand_and_forecast(outlook, NOTHING)
+    week, hours = timedelta(days=DAYS), 24 * DAYS
+    key = ("calendar", model, region, int(now.timestamp()) // EVERY_S)
+    outlook = once(key, lambda: see(model, region, hours, now, hours))
+    drawn = demand_chart(outlook, model, title, "large")
     lanes = [_lane(name, color, [each for each in lying if each.lane == name]) for name, color in LANES.items()]
     zone, ends = timezone.get_current_timezone_name(), (now - week, now + week)
     changes = [

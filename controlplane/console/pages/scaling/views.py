@@ -14,10 +14,10 @@ from django.views.decorators.http import require_safe
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role, may
 from controlplane.console.actions import ActionForm, action
+from controlplane.console.charts.demand import demand_and_capacity
 from controlplane.console.lists import viewer_of
 from controlplane.console.live.feed import feed
 from controlplane.console.live.views import live_context, of_charts
-from controlplane.console.pages.models.selectors import demand_and_capacity
 from controlplane.console.pages.scaling import calendar as weeks
 from controlplane.console.pages.scaling import tables
 from controlplane.console.pages.scaling.cards import card_of
@@ -28,7 +28,6 @@ from controlplane.fleet.models import Model, Region
 from controlplane.planning import history
 from controlplane.planning import selectors as planning
 from controlplane.planning.execution import strategies
-from controlplane.planning.forecasts.demand import TOKENS
 from controlplane.planning.models import PolicyMode
 from controlplane.planning.titles import title_of
 from controlplane.resources.filters import Filters, Select, every, last_hours, model_select, number
@@ -54,7 +53,7 @@ def scaling(request: HttpRequest) -> HttpResponseBase:
     named = planning.plans().filter(pk=number(request.GET.get("plan", ""))).first()
     opened = request.GET.get("open", model or (waiting[0].model.name if waiting else ""))
     opened = named.model.name if named else opened
-    chart = replace(demand_and_capacity(opened, TOKENS, now), key="demand") if opened else None
+    chart = demand_and_capacity(opened, now) if opened else None
     if chart and (answer := of_charts(request, [chart])) is not None:
         return answer
     matrix = tables.matrix(model, current, titles, now)
@@ -93,7 +92,7 @@ def calendar(request: HttpRequest) -> HttpResponseBase:
     zone = place.time_zone if place and place.time_zone else settings.TIME_ZONE
     with timezone.override(ZoneInfo(zone)):
         lying = weeks.items(model, region, now)
-        chart = weeks.chart(model, region, lying, now)
+        chart = weeks.chart(model, region, dict(regions).get(region, ""), lying, now)
         admin = may(request, Role.ADMIN)
         chart = replace(chart, opens="schedule" if admin else "")
         if (answer := of_charts(request, [chart])) is not None:
