@@ -17,7 +17,7 @@ from controlplane.console.formats import NONE
 from controlplane.resources.tables import Table
 
 HEIGHT, TALL_HEIGHT = 196, 220  # px, with and without a legend above
-HEIGHTS = {"large": 320, "medium": 248}
+HEIGHTS = {"large": 320, "medium": 248, "calendar": 420}
 DASHES = {"dot": "2 3", "dash": "7 4", "dashdot": "7 3 1 3", "longdash": "11 4"}  # SVG dash patterns
 STYLES = (("s1", "solid"), ("s2", "dash"), ("s3", "dot"), ("s4", "dashdot"), ("s5", "longdash"), ("s6", "solid"))
 SHADES = [[0.0, "var(--sunken)"], [1.0, "var(--s1)"]]  # in either theme, full is prominent and empty is not

@@ -50,7 +50,7 @@ LEAST_BACKTEST = 48
 """Minimum windows of a model's demand for a backtest; with fewer, the best of the shipped backtests is used."""
 JUDGED = 144
 """Newest windows that a backtest judges, at most."""
-HOUR_S, LEAST_HOURS = 3600, 24
+HOUR_S, LEAST_HOURS = 3600, 48
 """Windows of a look further ahead than plans, and how many of them must be known."""
 FAILED_KIND = "planning.forecaster_failed"
 SAY_AGAIN = timedelta(minutes=15)
@@ -82,9 +82,11 @@ def make_forecasts(now: datetime) -> list[Forecast]:
 def by_hour(model: str, region: str, now: datetime, hours: int) -> list[selectors.ForecastWindow]:
     """Forecast all demand that plans count of *model* in *region* (empty: all) by hour, further ahead than plans look.
 
-    It is made from the demand by hour, the sum alone, and not stored. Empty before a day is known.
+    It is of the sum alone, and not stored; empty before two days are known. The seasonal naive forecast keeps the shape of a
+    day for a week, in 0.05 s; that of plans (`BEST`) is flat from the fourth day on, after 3 s.
     """
-    from forecasting.workload import BEST, FORECASTERS, Fallback, Series
+    from forecasting.workload import Series
+    from forecasting.workload.forecaster import Naive
 
     until = demand.window_start(now, HOUR_S)
     starts = selectors.grid(until - timedelta(days=tuned().FORECAST_HISTORY_DAYS), until, HOUR_S)
@@ -93,9 +95,7 @@ def by_hour(model: str, region: str, now: datetime, hours: int) -> list[selector
     if np.isfinite(known).sum() < LEAST_HOURS:
         return []
     first = int(np.isfinite(known).argmax())
-    name = forecaster_name(model)
-    forecaster = Fallback(FORECASTERS[BEST if _is_slow(name) else name]())
-    calendar = _calendar(region) if region else None
+    forecaster, calendar = Naive(), _calendar(region) if region else None
     forecaster.fit(Series(starts[first].timestamp(), float(HOUR_S), known[first:], f"{model} {region}", calendar))
     made = forecaster.predict(hours)
     bands = zip(made.mean, made.lower_80, made.upper_80, made.lower_95, made.upper_95, strict=True)

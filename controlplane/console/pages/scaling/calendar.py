@@ -68,7 +68,7 @@ def chart(model: str, region: str, title: str, lying: Iterable[Item], now: datet
     week, hours = timedelta(days=DAYS), 24 * DAYS
     key = ("calendar", model, region, int(now.timestamp()) // EVERY_S)
     outlook = once(key, lambda: see(model, region, hours, now, hours))
-    drawn = demand_chart(outlook, model, title, "large")
+    drawn = demand_chart(outlook, model, title, "calendar")
     lanes = [_lane(name, color, [each for each in lying if each.lane == name]) for name, color in LANES.items()]
     zone, ends = timezone.get_current_timezone_name(), (now - week, now + week)
     changes = [
@@ -84,13 +84,13 @@ def chart(model: str, region: str, title: str, lying: Iterable[Item], now: datet
         caption=f"{drawn.caption}; times in {zone}",
         sentence=" ".join([drawn.sentence, *(f"{text} on {at:%d %b}." for at, text in changes)]),
         series=[*drawn.series, *lanes] if not drawn.empty else drawn.series,
-        across=drawn.across.but(range=[local(timezone.localtime(end)) for end in ends], nticks=15),
+        across=drawn.across.but(range=[local(timezone.localtime(end)) for end in ends], nticks=15, tickangle=None),
         shapes=[line | {"x0": local(at), "x1": local(at)} for at, _ in changes],
         layout={
-            "height": 420,
             "annotations": [word | {"x": local(at), "text": text} for at, text in changes],
+            "xaxis": {"anchor": "y2"},
             "yaxis": {"domain": [0.28, 1.0], "title": axis_title("tok/s")},
-            "yaxis2": {"domain": [0.0, 0.22], "categoryarray": list(LANES), "type": "category", "fixedrange": True,
+            "yaxis2": {"domain": [0.0, 0.22], "categoryarray": list(LANES), "type": "category", "gridcolor": "var(--grid)", "fixedrange": True,
                        "automargin": True, "range": [-0.6, len(LANES) - 0.4]},
         },
     )  # fmt: skip
