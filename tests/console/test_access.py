@@ -9,7 +9,6 @@ from django.urls import reverse
 FLEET_PAGES = (
     "overview",
     "instances",
-    "forecast",
     "scaling",
     "calendar",
     "events",

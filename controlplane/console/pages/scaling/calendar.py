@@ -90,8 +90,8 @@ def chart(model: str, region: str, title: str, lying: Iterable[Item], now: datet
             "annotations": [word | {"x": local(at), "text": text} for at, text in changes],
             "xaxis": {"anchor": "y2"},
             "yaxis": {"domain": [0.28, 1.0], "title": axis_title("tok/s")},
-            "yaxis2": {"domain": [0.0, 0.22], "categoryarray": list(LANES), "type": "category", "gridcolor": "var(--grid)", "fixedrange": True,
-                       "automargin": True, "range": [-0.6, len(LANES) - 0.4]},
+            "yaxis2": {"domain": [0.0, 0.22], "categoryarray": list(LANES), "type": "category", "fixedrange": True,
+                       "automargin": True, "range": [-0.6, len(LANES) - 0.4], "gridcolor": "var(--grid)"},
         },
     )  # fmt: skip
 
