@@ -9,6 +9,7 @@ from django.urls import reverse
 FLEET_PAGES = (
     "overview",
     "instances",
+    "models",
     "scaling",
     "calendar",
     "events",
