@@ -203,7 +203,7 @@ class Problem:
     @cached_property
     def guarded_tokens_per_s(self) -> NDArray[np.float64]:
         """Return (l, r): the load of now, as far as present instances serve it."""
-        return np.minimum(self.load_tokens_per_s, self.served_tokens_per_s(self.instances))
+        return np.asarray(np.minimum(self.load_tokens_per_s, self.served_tokens_per_s(self.instances)))
 
     @cached_property
     def need_tokens_per_s(self) -> NDArray[np.float64]:

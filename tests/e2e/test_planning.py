@@ -71,6 +71,6 @@ def test_dragging_over_the_calendar_opens_the_schedule_for_that_time(furnished, 
     page.mouse.up()
     dialog = page.get_by_role("dialog", name="Scheduled minimum")
     expect(dialog).to_be_visible()
-    assert re.fullmatch(r"\d\d:(00|15|30|45)", dialog.get_by_label("From").input_value())
+    assert re.fullmatch(r"\d\d:(00|15|30|45)", dialog.get_by_label("From", exact=True).input_value())
     assert dialog.get_by_role("checkbox", checked=True).count() in (1, 2)
     assert violations(page) == []

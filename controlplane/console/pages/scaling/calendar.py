@@ -42,7 +42,9 @@ def items(model: str, region: str, now: datetime) -> list[Item]:
     for row in scheduled_minimums():
         if model in ("", row.model.name) and (not region or row.region is None or row.region.name == region):
             rule = row.rule
-            within = [tuple(map(_moment, each)) for each in rule.windows(since.timestamp(), until.timestamp())]
+            within = [
+                (_moment(begin), _moment(end)) for begin, end in rule.windows(since.timestamp(), until.timestamp())
+            ]
             about = f"at least {row.instances} in {row.region.title if row.region else 'each region'}, by {rule.zone}"
             made.append(Item("Scheduled minimums", f"{row.name}: {row.model}", about, within, row))
     for each in entries(model, since):
@@ -102,4 +104,5 @@ def _lane(name: str, color: str, lying: Sequence[Item]) -> Series:
     x = [at for window, _ in windows for at in (*map(timezone.localtime, window), None)]
     words = [text for _, about in windows for text in (about, about, None)]
     more = {"yaxis": "y2", "text": words, "hovertemplate": "%{text}<extra></extra>", "connectgaps": False}
-    return Series(name, [None if at is None else name for at in x], (color, "solid"), x, 9, listed=False, more=more)
+    y: Any = [None if at is None else name for at in x]  # categories
+    return Series(name, y, (color, "solid"), x, 9, listed=False, more=more)

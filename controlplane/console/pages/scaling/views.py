@@ -50,7 +50,7 @@ def scaling(request: HttpRequest) -> HttpResponseBase:
             return resource.csv(resource.listed(viewer_of(request), request.GET)[1])
     model, titles, current = filters["model"], place_titles(), planning.current_plans()
     waiting = [plan for plan in planning.waiting_plans() if plan.valid_until > now and model in ("", plan.model.name)]
-    named = planning.plans().filter(pk=number(request.GET.get("plan", ""))).first()
+    named = planning.plans().filter(pk=number(request.GET.get("plan", "")) or 0).first()
     opened = request.GET.get("open", model or (waiting[0].model.name if waiting else ""))
     opened = named.model.name if named else opened
     chart = demand_and_capacity(opened, now) if opened else None
