@@ -208,14 +208,14 @@ class Problem:
     @cached_property
     def need_tokens_per_s(self) -> NDArray[np.float64]:
         """Return (l, r): what a region must be able to serve itself: epsilon of its peak, and `guarded_tokens_per_s`."""
-        need = np.maximum(self.epsilon * self.peak_tokens_per_s, self.guarded_tokens_per_s)
+        need = np.asarray(np.maximum(self.epsilon * self.peak_tokens_per_s, self.guarded_tokens_per_s))
         return need if self.waived is None else np.maximum(need - self.waived.own_region_tokens_per_s, 0.0)
 
     @cached_property
     def need_total_tokens_per_s(self) -> NDArray[np.float64]:
         """Return (l,): what all regions together must be able to serve: their highest window, and the load of now."""
         need = np.asarray(self.demand_tokens_per_s.sum(axis=1).max(axis=1) + self.buffer_tokens_per_s.sum(axis=1))
-        need = np.maximum(need, self.load_tokens_per_s.sum(axis=1))
+        need = np.asarray(np.maximum(need, self.load_tokens_per_s.sum(axis=1)))
         return need if self.waived is None else np.maximum(need - self.waived.total_tokens_per_s, 0.0)
 
     @cached_property

@@ -38,7 +38,7 @@ from controlplane.fleet.spot import selectors as spot_selectors
 from controlplane.fleet.spot import services as spot
 from controlplane.fleet.swaps import times
 from controlplane.planning.json_values import plain
-from controlplane.planning.models import PLANNER as PLANNER
+from controlplane.planning.models import PLANNER as PLANNER  # noqa: PLC0414 (exported)
 from controlplane.planning.models import MoveSource, ScalingMove, ScalingPlan
 from controlplane.rows import narrowed
 from controlplane.tuning.selectors import tuned
