@@ -46,10 +46,8 @@ def _entry(label: str, icon: str, key: str, *pages: str) -> Entry:
     return Entry(label, icon, key, (Section(pages[0], label, pages[1:]),))
 
 
-OVERVIEW = _entry("Overview", "overview", "o", "overview")
-FLEET = Entry("Fleet", "instances", "f", (
-    Section("instances", "Instances", ("instance", "rollout")), Section("nodes", "Nodes"), Section("spot", "Spot pool"),
-))  # fmt: skip
+OVERVIEW = Entry("Overview", "overview", "o", (Section("overview", "Overview"), Section("timeline", "Timeline")))
+FLEET = _entry("Fleet", "instances", "f", "fleet", "instance", "node")
 REQUESTS = _entry("Requests", "requests", "r", "requests", "request")
 MODELS = _entry("Models", "models", "m", "models", "model", "deploy", "deployed")
 QUEUES = _entry("Queues", "queues", "q", "queues")

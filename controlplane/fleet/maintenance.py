@@ -6,6 +6,8 @@ place is uncordoned, and what the window stopped starts again.
 """
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 
 from django.db import transaction
@@ -86,7 +88,7 @@ def end(row: Maintenance, actor: User | str, reason: str) -> str:
     if row.cordon and row.place.cordoned == row.cordon:
         services.uncordon(row.place, actor, reason)
     for instance in instances_of(row).filter(state=S.DRAINING, restart=str(row)).order_by("pk"):
-        if services.open_command(instance) is None:
+        with _refusals("it stays drained"):
             services.resume(instance, ACTOR, f"{row} ended")
     return f"{row} has ended; what it stopped starts again"
 
@@ -100,7 +102,8 @@ def advance(now: datetime | None = None) -> int:
     moved = 0
     for row in Maintenance.objects.open().select_related("node", "region"):
         if row.until <= now:
-            end(row, ACTOR, f"maintenance is over: {row.reason}"[:255])
+            with _refusals("ended already"):
+                end(row, ACTOR, f"maintenance is over: {row.reason}"[:255])
         elif row.begun_at is not None:
             moved += _empty(row)
         elif row.from_at <= now:
@@ -111,7 +114,9 @@ def advance(now: datetime | None = None) -> int:
 
 def instances_of(row: Maintenance) -> QuerySet[Instance]:
     """Return the instances at its place."""
-    return Instance.objects.filter(node=row.node) if row.node else Instance.objects.filter(deployment__region=row.region)
+    return (
+        Instance.objects.filter(node=row.node) if row.node else Instance.objects.filter(deployment__region=row.region)
+    )
 
 
 def leaving() -> set[int]:
@@ -122,7 +127,19 @@ def leaving() -> set[int]:
     return set(rows.values_list("pk", flat=True))
 
 
+@contextmanager
+def _refusals(what: str) -> Iterator[None]:
+    """Do what follows in a transaction; a refusal takes back that alone, and is logged."""
+    try:
+        with transaction.atomic():
+            yield
+    except ActionError as refusal:
+        logger.info("maintenance: %s: %s", what, refusal)
+
+
 def _begin(row: Maintenance, now: datetime) -> int:
+    if Maintenance.objects.select_for_update().get(pk=row.pk).begun_at is not None:
+        return 0
     place = row.place
     place.refresh_from_db(fields=["cordoned"])
     if not place.cordoned:
@@ -140,19 +157,16 @@ def _empty(row: Maintenance) -> int:
     moved = 0
     stops = InstanceCommand.objects.open().filter(verb=CommandVerb.STOP).values("instance")
     for instance in instances_of(row).exclude(state__in=DONE).exclude(pk__in=stops).order_by("pk"):
-        reason = f"{row}: {row.reason}"[:255]
-        try:
-            with transaction.atomic():
-                Instance.objects.filter(pk=instance.pk).update(restart="" if instance.state == S.DONATED else str(row))
-                if instance.state == S.READY:
-                    services.drain(instance, ACTOR, reason)
-                elif instance.state == S.DONATED:
-                    spot.leave(instance, ACTOR, reason)
-                elif instance.launcher != Launcher.EXTERNAL:  # nothing runs on it
-                    services.stop(instance, ACTOR, reason)
-                moved += 1
-        except ActionError as refusal:
-            logger.info("maintenance: %s", refusal)
+        reason, spares = f"{row}: {row.reason}"[:255], instance.state in (S.DONATED, S.SLEEPING)
+        with _refusals("not moved"):
+            Instance.objects.filter(pk=instance.pk).update(restart="" if spares else str(row))
+            if instance.state == S.READY:
+                services.drain(instance, ACTOR, reason)
+            elif instance.state == S.DONATED:
+                spot.leave(instance, ACTOR, reason)
+            elif instance.launcher != Launcher.EXTERNAL:  # nothing runs on it
+                services.stop(instance, ACTOR, reason)
+            moved += 1
     return moved
 
 
@@ -163,14 +177,11 @@ def _restart_stopped() -> int:
     for instance in rows.select_related("node", "deployment__region").order_by("pk"):
         if places.obstacle(instance):
             continue
-        try:
-            with transaction.atomic():
-                (of,) = places.lock(Deployment.objects.filter(pk=instance.deployment_id))
-                if not of.active or of.instances.present().count() >= of.max_instances or not places.keeps(instance):
-                    Instance.objects.filter(pk=instance.pk).update(restart="")  # others have taken its place
-                    continue
-                services.start(instance, ACTOR, f"again: {instance.restart}"[:255])
-                started += 1
-        except ActionError as refusal:
-            logger.info("restart: %s", refusal)
+        with _refusals("not started again"):
+            (of,) = places.lock(Deployment.objects.filter(pk=instance.deployment_id))
+            if not of.active or of.instances.present().count() >= of.max_instances or not places.keeps(instance):
+                Instance.objects.filter(pk=instance.pk).update(restart="")  # others have taken its place
+                continue
+            services.start(instance, ACTOR, f"again: {instance.restart}"[:255])
+            started += 1
     return started

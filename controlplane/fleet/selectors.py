@@ -14,7 +14,6 @@ from controlplane.fleet.lifecycle.states import ACTION_STATES, ALIVE, PRESENT, A
 from controlplane.fleet.models import (
     Adapter,
     Deployment,
-    Gpu,
     Instance,
     InstanceCommand,
     Launcher,
@@ -25,6 +24,7 @@ from controlplane.fleet.models import (
     ScheduledMinimum,
     WeightedTarget,
 )
+from controlplane.fleet.models.maintenance import MaintenanceQuerySet
 from controlplane.fleet.services import open_command
 from controlplane.rows import narrowed
 from scheduling.routing.regions import latency_ms
@@ -64,12 +64,7 @@ def nodes() -> QuerySet[Node]:
     return Node.objects.with_gpus_used().select_related("region", "gpu_type")
 
 
-def failed_gpus() -> QuerySet[Gpu]:
-    """Return GPUs that are cordoned, or on which a start failed."""
-    return Gpu.objects.select_related("node__region").exclude(cordoned="", failed_starts={})
-
-
-def maintenance_windows(start: datetime, end: datetime) -> QuerySet[Maintenance]:
+def maintenance_windows(start: datetime, end: datetime) -> MaintenanceQuerySet:
     """Return maintenance between *start* and *end*: what ended, is under way, or is to come."""
     rows = Maintenance.objects.select_related("node__region", "region")
     return rows.ending_after(start).filter(from_at__lt=end)

@@ -8,7 +8,8 @@ from django.urls import reverse
 
 FLEET_PAGES = (
     "overview",
-    "instances",
+    "fleet",
+    "timeline",
     "models",
     "scaling",
     "calendar",

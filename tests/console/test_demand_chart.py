@@ -239,7 +239,7 @@ def test_demand_forecast_and_load_are_of_the_same_classes(furnished, live):
 def test_demand_that_no_forecast_counts_is_said(reader, furnished):
     Forecast.objects.filter(slo_class=DEFERRED).delete()
     assert outlooks.see(*WHOLE, NOW).unforecast == 1
-    said = "short of 1 endpoint with demand of which none, or not every class, has a forecast yet"
+    said = "short of 1 endpoint whose demand, or a part of it, has none yet"
     assert page(reader).count(said) >= 2  # beside the chart, and in its caption
 
 

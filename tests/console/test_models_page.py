@@ -279,9 +279,9 @@ def test_names_are_shared_and_compared(two_regions, client, fleet_admin, operato
         ({"max_num_seqs": "32", "roll_out": "on", "bake_s": "5", "auto_back": "on"}, "the rollout begins", 1),
         ({"max_num_seqs": "32"}, "instances take them when they start", 0),
         ({"max_num_seqs": "256", "roll_out": "on"}, "are as they were", 0),
-        ({"max_num_seqs": "many"}, "'many' is no value for sequences at once.", 0),
+        ({"max_num_seqs": "many"}, "Sequences at once: “many” value must be an integer.", 0),
         ({"max_loras": "4", "max_cpu_loras": "2"}, "Not below the 4 adapters on the GPU", 0),
-        ({"max_num_seqs": "32", "roll_out": "on", "bake_s": "-1"}, "from 0 to 86400 seconds", 0),
+        ({"max_num_seqs": "32", "roll_out": "on", "bake_s": "-1"}, "greater than or equal to 0", 0),
         ({"deployment": "0", "max_num_seqs": "32"}, "That deployment of llama-3.1-8b is gone.", 0),
     ],
 )

@@ -67,7 +67,10 @@ def test_a_place_is_emptied_and_serves_again_after_the_window(here, node, operat
 
 def test_a_window_to_come_begins_by_itself_and_can_be_cancelled(here, node, operator):
     starts = timezone.now() + HOUR
-    row, later = begin(node, operator, from_at=starts), begin(node, operator, hours=9, from_at=timezone.now() + 8 * HOUR)
+    row, later = (
+        begin(node, operator, from_at=starts),
+        begin(node, operator, hours=9, from_at=timezone.now() + 8 * HOUR),
+    )
     assert "begins on" in maintenance.planned(row)
     node.refresh_from_db()
     assert (node.cordoned, maintenance.advance(), states(here)) == ("", 0, [S.READY, S.READY, S.LOADING])
@@ -93,6 +96,15 @@ def test_ended_by_hand_what_still_drains_serves_on(here, node, operator):
         maintenance.end(row, operator, "again")
 
 
+def test_two_ticks_at_once_begin_it_once(here, node, operator):
+    starts = timezone.now() + HOUR
+    row = begin(node, operator, from_at=starts)
+    stale = Maintenance.objects.get(pk=row.pk)
+    maintenance.advance(starts)
+    assert maintenance._begin(stale, starts) == 0
+    assert Maintenance.objects.get(pk=row.pk).cordon, "its end still lifts the cordon"
+
+
 def test_a_cordon_from_before_outlives_it(here, node, operator):
     services.cordon(node, operator, "bad fan")
     maintenance.end(begin(node, operator), operator, "done")
@@ -106,6 +118,15 @@ def test_an_instance_that_loaded_before_its_stop_came_is_drained(here, node, ope
     services.move(here[2], S.READY, actor="gateway", reason="answers")
     assert maintenance.advance() == 1
     assert states(here)[2] == S.DRAINING
+
+
+def test_servers_started_elsewhere_drain_and_serve_again(node, operator, make_instance):
+    row = make_instance(launcher=Launcher.EXTERNAL, node=node)
+    window = begin(node, operator)
+    settle()
+    assert states([row]) == [S.DRAINING], "Pilothouse cannot stop it"
+    maintenance.advance(window.until)
+    assert states([row]) == [S.READY]
 
 
 def test_donated_and_held_instances_stay_down_and_full_deployments_start_no_more(here, node, operator, make_instance):

@@ -19,13 +19,8 @@ EVERY_S = 10
 SMALL = 10.0  # tokens a second
 NO_DEMAND = "No request in the time shown. The first one that ends makes the first minute of demand."
 ENDS = ("lower_80", "upper_80", "lower_95", "upper_95")
-HEADER = (
-    "Window from",
-    "Actual (tok/s)",
-    "Forecast (tok/s)",
-    *(f"{end.replace('_', ' ').capitalize()}% (tok/s)" for end in ENDS),
-    "Capacity (tok/s)",
-)
+BANDS = [f"{end.replace('_', ' ').capitalize()}% (tok/s)" for end in ENDS]
+HEADER = ("Window from", "Actual (tok/s)", "Forecast (tok/s)", *BANDS, "Capacity (tok/s)")
 
 
 def demand_and_capacity(model: str, now: datetime, size: str = "medium") -> Chart:
@@ -122,11 +117,8 @@ def demand_chart(outlook: Outlook, model: str, region: str, size: str) -> Chart:
 
 def unforecast_words(outlook: Outlook) -> str:
     """Say that the forecast is short of demand that has none yet."""
-    several = outlook.unforecast > 1
-    return (
-        f"the forecast is short of {outlook.unforecast} endpoint{'s' * several} with demand of which none, or not every"
-        " class, has a forecast yet"
-    )
+    count = outlook.unforecast
+    return f"the forecast is short of {count} endpoint{'s' * (count > 1)} whose demand, or a part of it, has none yet"
 
 
 def _sentence(outlook: Outlook) -> str:

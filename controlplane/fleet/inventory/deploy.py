@@ -522,15 +522,14 @@ class PlaceOption:
 
 def place_options(wanted: DeployRequest) -> list[PlaceOption]:
     """Return every region and GPU type with active nodes, with an estimate of what is *wanted* there."""
-    rows: dict[tuple[str, str], list[Any]] = {}
+    rows: dict[tuple[Region, GpuType], list[int]] = {}
     for node in Node.objects.filter(active=True).with_gpus_used().select_related("region", "gpu_type"):
-        row = rows.setdefault((node.region.title, node.gpu_type.title), [node.region, node.gpu_type, 0, 0])
+        row = rows.setdefault((node.region, node.gpu_type), [0, 0])
         usable = node.gpu_count - cast(Any, node).gpus_cordoned
-        row[2] += usable
-        row[3] += node.free_gpus() if usable < node.gpu_count else usable - cast(Any, node).gpus_used
-    return [
-        PlaceOption(
-            *row, estimate(wanted.model_copy(update={"region": row[0].name, "gpu_type": row[1].name, "gpus": 0}))
-        )
-        for _, row in sorted(rows.items())
-    ]
+        row[0] += usable
+        row[1] += node.free_gpus() if usable < node.gpu_count else usable - cast(Any, node).gpus_used
+    options = []
+    for (region, gpu_type), (gpus, free) in rows.items():
+        of_place = wanted.model_copy(update={"region": region.name, "gpu_type": gpu_type.name, "gpus": 0})
+        options.append(PlaceOption(region, gpu_type, gpus, free, estimate(of_place)))
+    return sorted(options, key=lambda each: (each.region.title, each.gpu_type.title))

@@ -55,7 +55,9 @@ for resource, name, about in (
     add_list(router, resource, schema_of(resource, name), about, paged=False)
     if resource.operations:
         add_operations(router, resource)
-add_list(router, MAINTENANCE, schema_of(MAINTENANCE, "MaintenanceOut"), "Maintenance of nodes and regions, newest first.")
+add_list(
+    router, MAINTENANCE, schema_of(MAINTENANCE, "MaintenanceOut"), "Maintenance of nodes and regions, newest first."
+)
 add_operations(router, MAINTENANCE)
 
 

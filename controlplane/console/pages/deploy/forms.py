@@ -32,11 +32,12 @@ SIZES = (
     ),
     *("context_tokens", "active_parameters_billion", "experts", "experts_per_token"),
 )
-ELSEWHERE = ("region", "gpu_type", "gpus", "usd_per_gpu_hour", "address")
-INSTANCES = ("tensor_parallel", "min_instances", "max_instances", "launcher")
-ENGINE = (
-    *("gpu_memory_utilization", "max_num_seqs", "max_loras", "max_cpu_loras", "kv_offload_gib", "share_gpus_with"),
-)
+PARTS = {
+    "sizes": SIZES,
+    "elsewhere": ("region", "gpu_type", "gpus", "usd_per_gpu_hour", "address"),
+    "instances": ("tensor_parallel", "min_instances", "max_instances", "launcher"),
+    "engine": ("gpu_memory_utilization", "max_num_seqs", *OPTIONAL[1:], "share_gpus_with"),
+}
 
 
 def form_field(name: str, declared: FieldInfo) -> forms.Field:
@@ -88,10 +89,9 @@ class DeployForm(forms.Form):
         self.fields |= {name: form_field(name, each) for name, each in DeployRequest.model_fields.items()}
         self.fields["reason"] = forms.CharField(max_length=255, required=False, help_text="Kept with the event.")
         self.label_suffix = ""
-        launchers = [choice for choice in Launcher.choices if choice[0] != Launcher.EXTERNAL]
-        self.fields["launcher"].choices = launchers  # type: ignore[attr-defined]
-        self.fields["launcher"].initial = usual_launcher()
-        self.fields["launcher"].help_text = ""
+        launcher: Any = self.fields["launcher"]
+        launcher.choices = [choice for choice in Launcher.choices if choice[0] != Launcher.EXTERNAL]
+        launcher.initial, launcher.help_text = usual_launcher(), ""
         names = Instance.objects.launched().order_by("name").values_list("name", flat=True)
         own = [("", "Dedicated GPUs"), *((name, name) for name in names)]
         self.fields["share_gpus_with"].choices = own  # type: ignore[attr-defined]
@@ -123,12 +123,11 @@ class DeployForm(forms.Form):
 
     def groups(self) -> dict[str, dict[str, Any]]:
         """Return the fields of each part of the page, and whether it is unfolded; known sizes stand in the empty fields."""
-        known = completed(self.wanted()) if self.is_bound else None
+        known = completed(self.wanted())
         for name in SIZES:
-            if known and (value := getattr(known, name)) not in (None, ""):
+            if (value := getattr(known, name)) not in (None, ""):
                 self.fields[name].widget.attrs["placeholder"] = value
-        parts = {"sizes": SIZES, "elsewhere": ELSEWHERE, "instances": INSTANCES, "engine": ENGINE}
-        fields = {part: [self[name] for name in names if name in self.fields] for part, names in parts.items()}
+        fields = {part: [self[name] for name in names if name in self.fields] for part, names in PARTS.items()}
         return {part: {"fields": own, "open": any(map(_given, own))} for part, own in fields.items()}
 
     @property
@@ -142,6 +141,6 @@ class DeployForm(forms.Form):
 
     def wanted(self) -> DeployRequest:
         """The request of the valid fields; others have their defaults, so that an estimate can be made."""
-        given = {name: value for name, value in self.cleaned_data.items() if value not in (None, "")}
+        given = {name: value for name, value in getattr(self, "cleaned_data", {}).items() if value not in (None, "")}
         known = {name: value for name, value in given.items() if name in DeployRequest.model_fields}
         return DeployRequest.model_construct(**{"region": "", "gpu_type": "", "model": ""} | known)

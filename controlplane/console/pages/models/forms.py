@@ -1,6 +1,8 @@
 """Forms that change one model: bounds, engine settings, fallback, shared names, shard, policy, and how it is scaled."""
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db import transaction
@@ -8,11 +10,10 @@ from django.http import Http404, HttpRequest, HttpResponseBase
 from django.urls import reverse
 
 from controlplane.accounts.models import Role
-from controlplane.console.actions import ActionForm, action
+from controlplane.console.actions import ActionForm, Page, action
 from controlplane.fleet.inventory import services as inventory
 from controlplane.fleet.inventory.kinds import DEPLOYMENT, MODEL, SCHEDULE
-from controlplane.fleet.lifecycle.states import ActionError
-from controlplane.fleet.models import Deployment, Model
+from controlplane.fleet.models import Deployment, Model, Rollout
 from controlplane.fleet.rollouts import services as rollouts
 from controlplane.lengths import training
 from controlplane.planning import bundles, services
@@ -27,7 +28,6 @@ ENGINE = (
     *("max_cpu_loras", "kv_offload_gib", "vllm_args"),
 )
 """Columns of a deployment that its instances are started with."""
-MOST_BAKE_S = 86_400
 
 
 def page_of(model: Model) -> str:
@@ -59,7 +59,7 @@ def engine(form: ActionForm, model: Model) -> str:
     row = rows.select_for_update(of=("self",)).filter(pk=number(form.fields.get("deployment", "")) or 0).first()
     if row is None:
         raise ValidationError(f"That deployment of {model} is gone.")
-    given = {name: _engine_value(name, form.fields[name]) for name in ENGINE if name in form.fields}
+    given = {name: _value(Deployment, name, str(form.fields[name])) for name in ENGINE if name in form.fields}
     values = {name: value for name, value in given.items() if value != getattr(row, name)}
     if not values:
         return f"The engine settings of {row} are as they were."
@@ -69,24 +69,17 @@ def engine(form: ActionForm, model: Model) -> str:
     row = inventory.change(DEPLOYMENT, row, values, form.user, form.reason)
     if "roll_out" not in form.fields or not rollouts.read_fleet(row).stale:
         return f"The engine settings of {row} are changed; instances take them when they start."
-    rollouts.start(row, form.user, form.reason, bake_s=bake_s_of(form), auto_back="auto_back" in form.fields)
+    bake_s = _value(Rollout, "bake_s", form.fields.get("bake_s") or "60")
+    rollouts.start(row, form.user, form.reason, bake_s=bake_s, auto_back="auto_back" in form.fields)
     return f"The engine settings of {row} are changed, and the rollout begins within seconds."
 
 
-def _engine_value(name: str, text: str) -> object:
-    column = Deployment._meta.get_field(name)
+def _value(of: Any, name: str, text: str) -> Any:
+    column = of._meta.get_field(name)
     try:
-        return column.to_python(text.strip())  # type: ignore[union-attr]
-    except ValidationError:
-        raise ValidationError(f"{text!r} is no value for {column.verbose_name}.") from None  # type: ignore[union-attr]
-
-
-def bake_s_of(form: ActionForm) -> int:
-    """Return how long each new instance of a rollout serves before the next."""
-    bake_s = form.fields.get("bake_s") or "60"
-    if not bake_s.isdecimal() or int(bake_s) > MOST_BAKE_S:
-        raise ActionError(f"The time to prove itself is from 0 to {MOST_BAKE_S} seconds")
-    return int(bake_s)
+        return column.clean(text.strip(), None)
+    except ValidationError as error:
+        raise ValidationError(f"{str(column.verbose_name).capitalize()}: {' '.join(error.messages)}") from None
 
 
 @transaction.atomic
@@ -175,19 +168,14 @@ def policy(form: ActionForm, model: Model) -> str:
     return f"{model} is scaled by {title_of(row.strategy)}, mode {mode}, from now on."
 
 
+OFFERED: tuple[tuple[Callable[..., str], Role, Page], ...] = (
+    *((each, Role.ADMIN, page_of) for each in (bounds, engine, fallback, share, unschedule)),
+    *((each, Role.OPERATOR, page_of) for each in (parts, shard, bundle)),
+    (policy, Role.OPERATOR, "console:scaling"),
+)
 FORMS = {
     each.__name__: action(least, Model, page=page, unchanged="{row} is unchanged")(each)
-    for each, least, page in (
-        (bounds, Role.ADMIN, page_of),
-        (engine, Role.ADMIN, page_of),
-        (fallback, Role.ADMIN, page_of),
-        (share, Role.ADMIN, page_of),
-        (unschedule, Role.ADMIN, page_of),
-        (parts, Role.OPERATOR, page_of),
-        (shard, Role.OPERATOR, page_of),
-        (bundle, Role.OPERATOR, page_of),
-        (policy, Role.OPERATOR, "console:scaling"),
-    )
+    for each, least, page in OFFERED
 }
 
 

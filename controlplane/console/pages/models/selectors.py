@@ -16,18 +16,14 @@ from controlplane.gateway.selectors import attainments
 from controlplane.planning import bundles
 from controlplane.planning.capacity import EndpointLoad, endpoint_loads
 from controlplane.planning.forecasts.demand import EVERY_CLASS, TOKENS
-from controlplane.planning.forecasts.selectors import (
-    ForecastWindow,
-    NotServedHere,
-    not_served_here,
-    omitted_from_sums,
-)
+from controlplane.planning.forecasts.selectors import ForecastWindow, NotServedHere, not_served_here, omitted_from_sums
 from controlplane.planning.outlook import peaks
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 SLO_OVER = timedelta(hours=1)
 BUDGET_OVER = timedelta(days=1)
 Ratio = float | None
+ByRegion = dict[str, list[Deployment]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,9 +136,11 @@ def model_rows(state: LiveState, now: datetime, name: str = "") -> list[ModelRow
     named = Model.objects.filter(active=True).select_related("fallback").order_by("name")
     models = list(named.filter(name=name) if name else named)
     active = Deployment.objects.filter(active=True, model__in=models, region__active=True)
-    deployments: dict[str, dict[str, list[Deployment]]] = defaultdict(lambda: defaultdict(list))
+    deployments: dict[str, ByRegion] = defaultdict(lambda: defaultdict(list))
+    hardware: dict[str, set[str]] = defaultdict(set)
     for row in active.select_related("model", "region", "gpu_type").order_by("region__title", "pk"):
         deployments[row.model.name][row.region.name].append(row)
+        hardware[row.model.name].add(f"{row.tensor_parallel} {TIMES} {row.gpu_type.title}")
     presents, expected = bundles.presents(models), peaks(now)
     estimated = set(PerformanceProfile.objects.filter(estimated=True).values_list("model__name", flat=True))
     endpoints = _endpoints(state, deployments, expected, now)
@@ -150,7 +148,7 @@ def model_rows(state: LiveState, now: datetime, name: str = "") -> list[ModelRow
         ModelRow(
             model=model,
             there=endpoints[model.name],
-            hardware=_hardware(endpoints[model.name]),
+            hardware=" or ".join(sorted(hardware[model.name])) or "not deployed",
             estimated=model.name in estimated,
             present=presents[model.pk],
             peak=expected.get(model.name),
@@ -160,17 +158,8 @@ def model_rows(state: LiveState, now: datetime, name: str = "") -> list[ModelRow
     ]
 
 
-def _hardware(endpoints: Sequence[Endpoint]) -> str:
-    rows = [row for endpoint in endpoints for row in endpoint.deployments]
-    kinds = sorted({f"{row.tensor_parallel} {TIMES} {row.gpu_type.title}" for row in rows})
-    return " or ".join(kinds) or "not deployed"
-
-
 def _endpoints(
-    state: LiveState,
-    deployments: dict[str, dict[str, list[Deployment]]],
-    expected: dict[Any, ForecastWindow],
-    now: datetime,
+    state: LiveState, deployments: dict[str, ByRegion], expected: dict[Any, ForecastWindow], now: datetime
 ) -> dict[str, list[Endpoint]]:
     """Return the endpoints of each model."""
     of_deployment: dict[int, list[Instance]] = defaultdict(list)

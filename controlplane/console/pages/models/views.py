@@ -16,13 +16,7 @@ from controlplane.console.live.feed import feed
 from controlplane.console.live.views import live_context, of_charts
 from controlplane.console.pages.models import lengths
 from controlplane.console.pages.models.forms import ENGINE
-from controlplane.console.pages.models.selectors import (
-    ModelRow,
-    adapters_served,
-    classes_of,
-    model_rows,
-    tiles,
-)
+from controlplane.console.pages.models.selectors import adapters_served, classes_of, model_rows, tiles
 from controlplane.events import since
 from controlplane.fleet import shards
 from controlplane.fleet.models import Deployment, Model
@@ -38,8 +32,6 @@ from controlplane.resources.inventory import MODELS, TARGET_COMPARISONS
 from controlplane.resources.lengths import LENGTH_VERSIONS
 from controlplane.tuning.selectors import tuned
 from forecasting import models_extra
-
-RANGES_H = (1, 6, 24, 72, 168)
 
 
 @require_safe
@@ -72,13 +64,14 @@ def model(request: HttpRequest, name: str) -> HttpResponseBase:
     filters = Filters(
         request.GET,
         Select("region", "Region", every("regions", [(each.region, each.title) for each in row.there])),
-        Select("hours", "Time range", last_hours(*RANGES_H), "6"),
+        Select("hours", "Time range", last_hours(1, 6, 24, 72, 168), "6"),
     )
     outlook = see(name, filters["region"], int(filters["hours"]), now)
     titles = {each.region: each.title for each in row.there}
     chart = demand_chart(outlook, name, titles.get(filters["region"], ""), "large")
     if (answer := of_charts(request, [chart], f"{name.replace('/', '-')}-{{}}")) is not None:
         return answer
+    policy = ScalingPolicy.objects.filter(model=row.model).first()
     context = {
         **live_context(state, "instances,events"),
         "drawn_after": drawn_after,
@@ -92,7 +85,10 @@ def model(request: HttpRequest, name: str) -> HttpResponseBase:
         "every_s": tuned().FORECAST_EVERY_S,
         "classes": classes_of(name, now),
         "lengths": lengths.line_of(name, now),
-        **_policy(row),
+        "parts": [(part, part.choice(row.present.values[part.name])) for part in PARTS],
+        "bundles": bundles.choices([row.model]),
+        "mode": PolicyMode(mode_of(policy)),
+        "autoscaler": title_of(policy.strategy) if policy else "",
         **_shared(row.model),
         "adapters_served": adapters_served(row.model),
         "schedules": row.model.schedules.select_related("region"),
@@ -103,17 +99,6 @@ def model(request: HttpRequest, name: str) -> HttpResponseBase:
         **_deployments(name),
     }
     return render(request, "console/models/model.html", context)
-
-
-def _policy(row: ModelRow) -> dict[str, Any]:
-    """Return what the page says of the model's policy: its parts, and how it is scaled."""
-    policy = ScalingPolicy.objects.filter(model=row.model).first()
-    return {
-        "parts": [(part, part.choice(row.present.values[part.name])) for part in PARTS],
-        "bundles": bundles.choices([row.model]),
-        "mode": PolicyMode(mode_of(policy)),
-        "autoscaler": title_of(policy.strategy) if policy else "",
-    }
 
 
 def _deployments(name: str) -> dict[str, Any]:

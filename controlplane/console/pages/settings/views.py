@@ -31,7 +31,7 @@ PAGES: Final = {
     "Scaling thresholds": "scaling",
     "Routing and holding": "queues",
     "Endpoint policies": "models",
-    "Spot pool and weights": "spot",
+    "Spot pool and weights": "fleet",
     "Output lengths": "models",
 }
 """Page that shows what the settings of a group do, by its title."""
