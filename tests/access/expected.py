@@ -76,9 +76,12 @@ CONSOLE = {
     "requests": Reach(TENANT),
     "request": Reach(TENANT, {"pk": "REQUEST"}, owned=True),
     "scaling": Reach(VIEWER),
-    "plans": Reach(VIEWER),
-    "plan": Reach(VIEWER, {"pk": "PLAN"}),
-    "moves": Reach(VIEWER),
+    "calendar": Reach(VIEWER),
+    "schedule": Reach(
+        ADMIN,
+        {},
+        {"name": "night", "model": "llama-3.1-8b", "instances": "1", "begins": "22:00", "ends": "06:00"} | REASON,
+    ),
     "change-model policy": Reach(
         OPERATOR, {"pk": "MODEL_ID", "form": "policy"}, {"strategy": "reactive", "mode": "off"} | REASON
     ),
@@ -121,7 +124,7 @@ CONSOLE = {
             ("maintenance", "MAINTENANCE", ("end",), OPERATOR, False),
             ("models", "MODEL_ID", ("retire", "activate"), ADMIN, False),
             ("nodes", "NODE_ID", ("cordon", "uncordon", "maintenance"), OPERATOR, False),
-            ("plans", "PLAN", ("approve", "reject"), OPERATOR, False),
+            ("plans", "PLAN", ("approve", "reject", "undo"), OPERATOR, False),
             ("regions", "REGION_ID", ("cordon", "uncordon", "maintenance"), OPERATOR, False),
             ("shards", "SHARD_ID", ("hand-over",), OPERATOR, False),
             ("stock", "STOCK_ID", ("pull",), OPERATOR, False),
