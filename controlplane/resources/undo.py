@@ -25,7 +25,7 @@ from controlplane.tuning.models import Setting
 ACTIVATE: Final = Operation(
     "activate",
     fleet.activate,
-    "It is offered again with the values that it had. Its instances are started one by one, or by the floor.",
+    "It is offered again with the values that it had. Its instances are started one by one, or by the safety autoscaler.",
     Role.ADMIN,
 )
 REVOKE: Final = Operation("revoke", revoke_api_key, "Its requests are refused within seconds. This cannot be undone.")

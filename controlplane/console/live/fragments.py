@@ -18,7 +18,6 @@ from controlplane.console.formats import FORMATS
 from controlplane.console.live import (
     batches,
     held_work,
-    length_service,
     queues,
     tiles,
     what_ifs,
@@ -46,7 +45,7 @@ MODEL_CELLS: Final = (
 BADGES: Final = {
     "overview": ("open alerts", tuple(Condition)),
     "alerts": ("open", tuple(Condition)),
-    "instances": ("down", (Condition.INSTANCE, Condition.ROLLOUT)),
+    "fleet": ("down", (Condition.INSTANCE, Condition.ROLLOUT)),
     "models": ("in trouble", (Condition.SLO_BURN, Condition.ERRORS, Condition.ENDPOINT)),
     "batches": ("at risk or late", (Condition.BATCH,)),
     "scaling": ("to look at", (Condition.PLAN, Condition.FLAPPING)),
@@ -118,11 +117,6 @@ def _queues(state: LiveState, region: str) -> Html:
     return html | {"queues/held": render_to_string("console/queues/held_table.html", {"held": held_panel(state)})}
 
 
-def _lengths(state: LiveState, _: str) -> Html:
-    row = state.lengths()
-    return _tiles(length_service.TILES, row, "lengths") if row else {}
-
-
 def fleet_figures(state: LiveState) -> dict[str, Any]:
     """Return the numbers of the fleet that stand among those of batches."""
     tile: Mapping[str, Any] = state.tile() or {}
@@ -177,7 +171,6 @@ TOPICS: Final[dict[str, tuple[Callable[[LiveState, str], Html], Drawn]]] = {
     ),
     "queues": (_queues, _drawn_queues),
     "batches": (_batches, _drawn_batches),
-    "lengths": (_lengths, _nothing),
     "system": (
         lambda state, _: {},
         lambda state, _: [[row["state"] for row in rows] for rows in state.system().values()],

@@ -1,6 +1,8 @@
 // Draws the figures that Python built. plotly.js is fetched when the first chart comes into view; each chart has a table for
 // browsers without it. Colours named var(--…) are resolved here, so that figures follow the theme.
 
+import { openForTime } from "./forms.js";
+
 const EVERY_S = 5;
 const CONFIG = { displayModeBar: false, responsive: true, showTips: false };
 let plotly = null;
@@ -43,6 +45,8 @@ export class Charts {
   #figures = new Map(); // key of the chart: its newest figure
   #observer;
   #timer = 0;
+  #linked = new Set();
+  #zooming = false;
 
   constructor(container, live) {
     this.#container = container;
@@ -88,9 +92,32 @@ export class Charts {
       const figure = this.#figures.get(panel.dataset.chart);
       if (!place || !figure || !panel.isConnected) continue;
       const { data, layout } = themed(figure);
+      if (panel.dataset.opens) Object.assign(layout, { dragmode: "select", selectdirection: "h" });
       await library.react(place, data, layout, CONFIG);
+      if (panel.dataset.opens && !place.dataset.listens) listen(place, panel.dataset.opens, library);
+      if (this.#container.hasAttribute("data-linked") && !this.#linked.has(place)) this.#link(library, place);
       panel.dataset.drawn = figure.data[0]?.x?.at(-1) ?? "";
     }
+  }
+
+  // Zooming one chart zooms the others, and the link leads to that time.
+  #link(library, place) {
+    this.#linked.add(place);
+    place.on("plotly_relayout", (change) => {
+      const range = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
+      if (this.#zooming || !(range[0] || change["xaxis.autorange"])) return;
+      this.#zooming = true;
+      const others = [...this.#linked].filter((other) => other !== place && other.isConnected);
+      const to = range[0] ? { "xaxis.range": range } : { "xaxis.autorange": true };
+      Promise.all(others.map((other) => library.relayout(other, to))).finally(() => { this.#zooming = false; });
+      const link = document.querySelector("[data-zoomed]");
+      if (!link || !range[0]) return;
+      const [from, until] = range.map((time) => time.slice(0, 16).replace(" ", "T"));
+      const query = new URLSearchParams(location.search);
+      for (const [name, value] of Object.entries({ range: "times", from, until })) query.set(name, value);
+      link.href = `?${query}`;
+      link.textContent = `Look at ${from.slice(11)} to ${until.slice(11)}`;
+    });
   }
 
   async #refresh() {
@@ -121,4 +148,13 @@ export class Charts {
     });
     this.#drawAll();
   }
+}
+
+// Dragging over the time axis opens a dialog for that time.
+function listen(place, id, library) {
+  place.dataset.listens = "yes";
+  place.on("plotly_selected", (event) => {
+    if (event?.range) openForTime(document.getElementById(id), Object.values(event.range)[0]);
+    if (event) library.relayout(place, { selections: [] });
+  });
 }
