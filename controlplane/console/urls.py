@@ -19,7 +19,6 @@ from controlplane.console.pages.models import views as models
 from controlplane.console.pages.models.forms import change, train
 from controlplane.console.pages.overview import first_steps, timeline
 from controlplane.console.pages.overview import views as overview
-from controlplane.console.pages.plans import views as plans
 from controlplane.console.pages.queues import views as queues
 from controlplane.console.pages.requests import views as requests
 from controlplane.console.pages.scaling import views as scaling
@@ -28,6 +27,7 @@ from controlplane.console.pages.settings import views as settings
 from controlplane.console.pages.sign_in import views as sign_in
 from controlplane.console.pages.system import views as system
 from controlplane.console.pages.usage import views as usage
+from controlplane.console.pages.users import views as users
 from controlplane.console.pages.what_if import building
 from controlplane.console.pages.what_if import views as what_if
 
@@ -62,9 +62,8 @@ urlpatterns = [
     path("requests/", requests.requests, name="requests"),
     path("requests/<int:pk>/", requests.request_detail, name="request"),
     path("scaling/", scaling.scaling, name="scaling"),
-    path("scaling/plans/", plans.plans, name="plans"),
-    path("scaling/plans/<int:pk>/", plans.plan, name="plan"),
-    path("scaling/moves/", plans.moves, name="moves"),
+    path("scaling/calendar/", scaling.calendar, name="calendar"),
+    path("scaling/calendar/schedule/", scaling.schedule, name="schedule"),
     path("what-if/", what_if.what_ifs, name="what-ifs"),
     path("what-if/new", building.build, name="new-what-if"),
     path("what-if/traces/", building.upload, name="upload-trace"),
@@ -79,10 +78,13 @@ urlpatterns = [
     path("system/", system.system, name="system"),
     path("alerts/", alerts.alerts, name="alerts"),
     path("alerts/<int:pk>/silence/", alerts.silence, name="silence"),
+    path("users/", users.users, name="users"),
+    path("users/<int:pk>/link/", users.link, name="user-link"),
     path("settings/", settings.settings, name="settings"),
     path("settings/<str:name>/", settings.change, name="setting"),
     path("events/", events.events, name="events"),
     path("events/<int:pk>/", events.event, name="event"),
+    path("events/<int:pk>/undo/", events.undo, name="undo"),
     path("api/docs", login_required(TemplateView.as_view(template_name="console/api_docs.html")), name="api-docs"),
     path("sign-in/", sign_in.sign_in, name="sign-in"),
     path("sign-in/<str:token>/", sign_in.sign_in_by_link, name="sign-in-link"),
