@@ -118,14 +118,14 @@ def possible_actions(instance: Instance) -> list[Action]:
     return [action for action in actions if action == Action.STOP and command.verb != Action.STOP]
 
 
-def adapters_of(tenant_id: int | None) -> QuerySet[Adapter]:
-    """Return the adapters that keys of a tenant may ask for: its own, and those of all tenants."""
-    return Adapter.objects.filter(Q(tenant=None) | Q(tenant_id=tenant_id))
+def adapters_of(*tenant_ids: int | None) -> QuerySet[Adapter]:
+    """Return the adapters that keys of tenants may ask for: their own, and those of all tenants."""
+    return Adapter.objects.filter(Q(tenant=None) | Q(tenant_id__in=tenant_ids))
 
 
-def names_to_ask_for(tenant_id: int | None) -> set[str]:
-    """Return the names that requests of a tenant may ask for: of models, adapters and weighted targets."""
-    rows: tuple[QuerySet[Any], ...] = (Model.objects.all(), adapters_of(tenant_id), WeightedTarget.objects.all())
+def names_to_ask_for(*tenant_ids: int | None) -> set[str]:
+    """Return the names that requests of tenants may ask for: of models, adapters and weighted targets."""
+    rows: tuple[QuerySet[Any], ...] = (Model.objects.all(), adapters_of(*tenant_ids), WeightedTarget.objects.all())
     return {name for row in rows for name in row.values_list("name", flat=True)}
 
 

@@ -23,7 +23,7 @@ def by_state(rows: QuerySet[ApiKey], shown: str) -> QuerySet[ApiKey]:
 KEYS = Resource(
     name="keys",
     noun="key",
-    title="API keys",
+    title="Keys and budgets",
     file="api-keys",
     model=ApiKey,
     rows=visible_keys,

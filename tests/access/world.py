@@ -189,8 +189,8 @@ class World:
             reason=FLEET_REASON, created_by="zephyr-bot",
         )  # fmt: skip
         Stock.objects.create(node=Node.objects.get(), name="zephyr-34b", source="zephyr/34b")
-        Adapter.objects.create(name="zephyr-sql", base=deployment.model, source="zephyr/sql")
-        WeightedTarget.objects.create(name="zephyr-chat", target=deployment.model.name)
+        Adapter.objects.create(name="public-sql", base=deployment.model, source="zephyr/sql")  # its name is in `GET /v1/models` of every key
+        WeightedTarget.objects.create(name="public-chat", target=deployment.model.name)
         ScheduledMinimum.objects.create(
             name="zephyr-hours", model=deployment.model, instances=2, begins="08:00", ends="18:00"
         )

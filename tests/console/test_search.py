@@ -9,7 +9,7 @@ from controlplane.accounts.services import create_api_key
 from controlplane.alerts.models import AlertRule, Condition
 from controlplane.applications.models import Application
 from controlplane.console.pages.search.views import SEARCHED
-from controlplane.simulation.whatif.models import WhatIf
+from controlplane.simulation.whatif.models import Future, WhatIf
 from tests.console import batch_rows
 
 pytestmark = pytest.mark.django_db
@@ -30,7 +30,8 @@ def everything(acme, make_request, fleet, node):
     rule = AlertRule.objects.create(name="Pager", condition=Condition.INSTANCE)
     batch = batch_rows.batch(acme, "llama-3.1-8b", done=1, total=2, due_in_s=60, status="in_progress")
     request = make_request(model="llama-3.1-8b")
-    instance = fleet[0]
+    instance, what_if = fleet[0], WhatIf.objects.create(title="Double demand")
+    Future.objects.create(what_if=what_if, letter="A", name="As now")
     return {
         "Models": ("llama-3.1", "/models/llama-3.1-8b/"),
         "Instances": (instance.name, f"/fleet/instances/{instance.name}/"),
@@ -40,7 +41,7 @@ def everything(acme, make_request, fleet, node):
         "API keys": ("shop WINDOW", f"/keys/?q={key.prefix}"),
         "Batches": (batch.public_id, f"/batches/{batch.public_id}/"),
         "Applications": ("porter", f"/applications/{Application.objects.create(tenant=acme, name='porter').pk}/"),
-        "What-ifs": ("double", f"/what-if/{WhatIf.objects.create(title='Double demand').pk}/"),
+        "What-ifs": ("double", f"/what-if/{what_if.pk}/"),
         "Alert rules": (rule.name, "/alerts/"),
         "Settings": ("plan epsilon", "/settings/?q=PLAN_EPSILON"),
         "Requests": (request.request_id, f"/requests/{request.pk}/"),
@@ -65,5 +66,5 @@ def test_a_tenants_people_find_their_own(as_member, everything, globex):
 
 def test_pages_are_found_by_their_names(reader):
     assert found(reader, "scal")["Scaling"] == "/scaling/"
-    assert found(reader, "api KEYS") == {"API keys": "/keys/"}
+    assert found(reader, "BUDGETS keys") == {"Keys and budgets": "/keys/"}
     assert found(reader, "no such thing") == {}

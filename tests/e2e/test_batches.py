@@ -66,9 +66,7 @@ def test_axe_finds_nothing(batch_console, open_page, name, theme):
 @pytest.mark.gate
 def test_a_batch_is_canceled_and_the_row_says_so(batch_console, open_page):
     page = open_page(batch_console, "/")
-    page.keyboard.press("g")
-    page.keyboard.press("b")
-    page.wait_for_url("**/batches/")
+    page.get_by_role("navigation", name="Main").get_by_role("link", name="Batches").click()
     batch = Batch.objects.get(status=BatchStatus.IN_PROGRESS, total=50_000)
     row = page.locator("#batches-panel tr").filter(has_text=batch.short_id)
     row.get_by_role("button", name=re.compile("^Cancel")).click()

@@ -12,6 +12,7 @@ from controlplane.events.models import Severity
 from controlplane.fleet.models import Instance
 from tests.e2e import seed
 from tests.e2e.conftest import EXPECTED_WHEN_AWAY, keep
+from tests.e2e.test_accessibility import violations
 
 LIVE = re.compile(r"Live, updated \d s ago")
 
@@ -276,25 +277,29 @@ def test_everything_by_keyboard(console, open_page):
     expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
     page.keyboard.press("Enter")
     expect(page.locator("main")).to_be_focused()
-    for key, heading in (
-        ("o", "Fleet overview"),
-        ("e", "Events"),
-        ("u", "Usage"),
-        ("k", "API keys"),
-        ("f", "Forecast"),
-        ("s", "Scaling"),
-        ("r", "Requests"),
-        ("i", "Instances"),
-    ):
+    # Everything is a few letters away.
+    for shortcut, text, heading in (("/", "event", "Events"), ("Control+k", "keys budgets", "Keys and budgets")):
+        page.keyboard.press(shortcut)
+        dialog = page.get_by_role("dialog", name="Search")
+        field = dialog.get_by_role("combobox", name="Search by name")
+        expect(field).to_be_focused()
+        page.keyboard.type(text)
+        expect(dialog.get_by_role("option").first).to_contain_text(heading)
         with page.expect_navigation():
-            page.keyboard.press("g")
-            page.keyboard.press(key)
+            page.keyboard.press("Enter")
         expect(page.get_by_role("heading", level=1)).to_have_text(heading)
-    page.keyboard.press("/")
-    expect(page.locator("[data-search]")).to_be_focused()
+    page.keyboard.press("Control+k")
     page.keyboard.type("us-east-3")
-    page.keyboard.press("Enter")
-    expect(page.locator("#instances-panel tr[data-row]")).to_have_count(1)
+    second = page.get_by_role("option").nth(1)
+    expect(page.get_by_role("group", name="Instances").get_by_role("option").first).to_contain_text("us-east-3")
+    page.keyboard.press("ArrowDown")
+    expect(second).to_have_attribute("aria-selected", "true")
+    expect(page.get_by_role("combobox", name="Search by name")).to_have_attribute(
+        "aria-activedescendant", second.get_attribute("id") or ""
+    )
+    assert violations(page) == []
+    page.keyboard.press("Escape")
+    page.goto("/fleet/?q=us-east-3")
     # Sorting, opening and acting without a mouse.
     link = page.get_by_role("link", name="llama-3-1-8b-us-east-3")
     link.focus()

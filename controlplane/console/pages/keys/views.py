@@ -13,7 +13,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_variables
 from django.views.decorators.http import require_http_methods
 
-from controlplane.accounts.models import ApiKey, Role, Tenant
+from controlplane.accounts.models import ApiKey, Role
 from controlplane.accounts.requests import user_of
 from controlplane.accounts.selectors import manageable_api_keys, tenants_with_managed_keys
 from controlplane.accounts.services import SERVICE_KEY_DAYS, allow_models, create_api_key
@@ -70,9 +70,9 @@ def keys(request: HttpRequest) -> HttpResponseBase:
         errors=errors,
         given=request.POST or {"name": f"{request.user.get_username()}, {date_format(timezone.localdate(), 'j M Y')}"},
         chosen=request.POST.getlist("allowed_models"),
-        names=sorted(set().union(*(names_to_ask_for(tenant.pk) for tenant in managed))),
+        names=sorted(names_to_ask_for(*(tenant.pk for tenant in managed))) if managed else [],
         roles=[role for role in Role if may(request, role)],
-        operating=[str(tenant) for tenant in Tenant.objects.filter(operates_fleet=True, active=True)],
+        operating=[str(tenant) for tenant in managed if tenant.operates_fleet],
         service_days=SERVICE_KEY_DAYS,
         editing=editing,
         **_budgets(request),
