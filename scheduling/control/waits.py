@@ -224,11 +224,13 @@ class Waits:
         return self._estimate(int(self.fleet.waiting.endpoint[slot]), slot, self.fleet.slo_class(row))
 
     def quantile_s(self, row: int, wait: Wait, share: float = P99) -> float:
-        """Return what *wait*, of the request of *row*, will not exceed with a probability of *share*, by waits of its class."""
+        """Return what *wait* of *row* will not exceed with a probability of *share*, as waits of its class did."""
         slot = self.fleet.slot(row)
         if slot < 0:  # an instance took it
             return 0.0
-        return self.calibration(int(self.fleet.waiting.endpoint[slot]), self.fleet.slo_class(row)).quantile_s(wait, share)
+        return self.calibration(int(self.fleet.waiting.endpoint[slot]), self.fleet.slo_class(row)).quantile_s(
+            wait, share
+        )
 
     def of_next(self, endpoint: int) -> Wait | None:
         """Return the wait of a request that would join the queue of *endpoint* last; None while the pace is unknown."""
@@ -263,7 +265,7 @@ class Waits:
         return Estimate(endpoint, position, wait, uncorrected_s, work.requests >= batch, batch, serving)
 
     def _with_later_work(self, own: Wait, endpoint: int, slot: int, corrected: float, pace: Pace) -> Wait:
-        """Return *own* with what will overtake *slot* meanwhile, which counts by the profile alone: so it teaches nothing twice."""
+        """Return *own* with what will overtake *slot* meanwhile: as often by the profile alone, so that factors do not add up."""
         now_s, alone_s = self.fleet.now_s, own.mean_s * corrected
         left_s, rate = float(self.fleet.waiting.key[slot]) - now_s, pace.by_profile.tokens_per_s
         times = self.learned[endpoint].arrivals.overtaken_s(alone_s, left_s, now_s, rate) / max(alone_s, 1e-9)
@@ -307,7 +309,8 @@ class Waits:
         return WorkAhead(*self._ahead_in_queue(*of, slot, instance, fleet.now_s))
 
     def _pulling(self, endpoint: int, slot: int) -> int:
-        """Return the instance of *endpoint* whose virtual queue holds the group of *slot*; TOGETHER where it is in none.
+        """Return the instance of *endpoint* whose virtual queue holds the group of *slot*; TOGETHER where it is in none, or
+        that instance has its shared GPUs: the scheduler serves its model by key then, whatever is between its groups now.
 
         For the next request (LAST) that would wait for a swap, the instance that the swap brings up.
         """
@@ -320,7 +323,10 @@ class Waits:
         group = int(groups.members["group"][slot])
         queue = int(groups.groups["queue"][group]) if group >= 0 else -1
         pulling = members[groups.queue_of[members] == queue]
-        return int(pulling[0]) if queue >= 0 and pulling.size else TOGETHER
+        if queue < 0 or not pulling.size:
+            return TOGETHER
+        one = int(pulling[0])
+        return TOGETHER if self.shares(one) and self.fleet.instances.accepting[one] else one
 
     # Instances and paces
 

@@ -29,12 +29,12 @@ def terms(name, if_unreachable=ADMIT, to=""):
         (Wait(50.0), math.inf, 0.0),  # nothing is promised
         (Wait(2.0), 2.5, 0.0),  # the prefill takes the rest
         (Wait(2.0), 2.0, 0.5),
-        (Wait(2.0, 1.0), 2.5, 2.326),  # the 99th percentile decides
+        (Wait(2.0, 1.0), 2.5, pytest.approx(2.326, rel=1e-3)),  # the 99th percentile decides
         (Wait(), -1.0, 1.5),  # due already
     ],
 )
 def test_how_late_a_promise_is(wait, due_s, late):
-    assert Calibration().late_s(wait, due_s, 0.5) == pytest.approx(late)
+    assert Calibration().late_s(wait, due_s, 0.5) == late
 
 
 @pytest.mark.parametrize(
