@@ -164,7 +164,7 @@ class Waits:
         if slo_class not in corrections:
             measured = self.fleet.instances.profile[self._members(endpoint), 4].any()
             guess = Correction.GUESS if measured else 0.0
-            corrections[slo_class] = Correction(guess)
+            corrections[slo_class] = Correction(guess, overtaken=slo_class != ALL)
         return corrections[slo_class]
 
     # State of a fork
@@ -249,7 +249,7 @@ class Waits:
         position = round(work.requests + work.others) + 1
         if known is None:
             return Estimate(endpoint, position)
-        pace, throughput = known
+        pace, overtaken_s, throughput = known
         own = self._until_given(work, endpoint, instance, pace.lengths, throughput)
         corrected = throughput.tokens_per_s / pace.by_profile.tokens_per_s
         if slot != LAST and instance == TOGETHER:
@@ -257,6 +257,8 @@ class Waits:
         # Before lengths are known, a wait does not teach throughput; nor does a wait for other models.
         is_known = work.requests > 0 and work.error <= MAX_ERROR * work.mean and not work.others_s
         uncorrected_s = own.mean_s * corrected if is_known else None
+        spread_s2 = overtaken_s * (overtaken_s + 2.0 * own.mean_s) * throughput.relative_variance
+        own = own.then(Wait(overtaken_s, spread_s2))
         # Groups in time keep their place (`reordering.scheduler`): only late ones gain new instances.
         moves = instance == TOGETHER or self.fleet.now_s + own.mean_s > float(self.fleet.waiting.key[slot])
         if coming and moves and (together := self.known(endpoint, TOGETHER, slo_class)) is not None:
@@ -265,7 +267,7 @@ class Waits:
         return Estimate(endpoint, position, wait, uncorrected_s, work.requests >= batch, batch, serving)
 
     def _with_later_work(self, own: Wait, endpoint: int, slot: int, corrected: float, pace: Pace) -> Wait:
-        """Return *own* with what will overtake *slot* meanwhile: as often by the profile alone, so that factors do not add up."""
+        """Return *own* with what will overtake *slot*, by the profile alone: what is learned is a factor on both."""
         now_s, alone_s = self.fleet.now_s, own.mean_s * corrected
         left_s, rate = float(self.fleet.waiting.key[slot]) - now_s, pace.by_profile.tokens_per_s
         times = self.learned[endpoint].arrivals.overtaken_s(alone_s, left_s, now_s, rate) / max(alone_s, 1e-9)
@@ -362,7 +364,7 @@ class Waits:
             begins = None if self.shares(instance) else self.fleet.serves_in(instance)
             known = None if begins is None else self.known(endpoint, instance, ALL)
             if begins is not None and known is not None:
-                (in_s, spread), (pace, throughput) = begins, known
+                (in_s, spread), (pace, _, throughput) = begins, known
                 requests = max(0.0, throughput.batch - int(self.fleet.instances.running[instance]))
                 listed.append(Coming(in_s, throughput.tokens_per_s, requests * pace.lengths.output_mean, spread))
         return sorted(listed)
@@ -372,8 +374,10 @@ class Waits:
         pace = self._pace(endpoint, TOGETHER)
         return pace.lengths.weight(float(prompt_tokens)) if pace is not None and pace.by_memory else 1.0
 
-    def known(self, endpoint: int, instance: int, slo_class: str) -> tuple[Pace, Throughput] | None:
-        """Return the pace of *instance* of *endpoint*, or of all, and the corrected throughput; None while unknown."""
+    def known(self, endpoint: int, instance: int, slo_class: str) -> tuple[Pace, float, Throughput] | None:
+        """Return the pace of *instance* of *endpoint*, or of all, the wait for what overtakes, and the corrected throughput;
+        None while unknown.
+        """
         pace = self._pace(endpoint, instance)
         if pace is None:
             return None
@@ -381,9 +385,10 @@ class Waits:
         if correction is None or correction.batches < ENOUGH_BATCHES:
             correction = self.correction(endpoint, ALL)
         if correction.known:
-            return pace, pace.by_profile.corrected(correction.factor, correction.relative_variance)
+            throughput = pace.by_profile.corrected(correction.factor, correction.relative_variance)
+            return pace, correction.overtaken_s, throughput
         if pace.recent_tokens_per_s is not None:
-            return pace, Throughput(pace.by_profile.batch, pace.recent_tokens_per_s, UNMEASURED_VARIANCE)
+            return pace, 0.0, Throughput(pace.by_profile.batch, pace.recent_tokens_per_s, UNMEASURED_VARIANCE)
         return None
 
     def _pace(self, endpoint: int, instance: int) -> Pace | None:

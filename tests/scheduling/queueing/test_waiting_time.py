@@ -219,6 +219,31 @@ def test_where_no_profile_was_measured_only_waits_say_anything():
     assert correction.factor == pytest.approx(3.5)
 
 
+def test_a_class_that_others_overtake_has_a_constant():
+    """Half of a burst precedes the other half, wherever it is in the burst."""
+    overtaken, through_origin = Correction(overtaken=True), Correction()
+    for step in range(400):
+        estimated_s = 8.0 * (step % 100) / 100
+        for correction in (overtaken, through_origin):
+            correction.learn(estimated_s, 4.0 + 0.5 * estimated_s, 8.0)
+    assert overtaken.overtaken_s == pytest.approx(4.0, rel=0.01)
+    assert overtaken.factor == pytest.approx(0.5, rel=0.01)
+    assert through_origin.overtaken_s == 0.0
+    assert overtaken.relative_variance < through_origin.relative_variance / 2
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 100.0), st.floats(0.0, 100.0)), min_size=1, max_size=60), st.floats(0.5, 3.0))
+def test_a_constant_is_never_negative_and_not_there_where_none_is_needed(pairs, factor):
+    straight, any_waits = Correction(overtaken=True), Correction(overtaken=True)
+    for estimated_s, actual_s in pairs:
+        straight.learn(estimated_s, factor * estimated_s, 1.0)
+        any_waits.learn(estimated_s, actual_s, 1.0)
+    assert straight.overtaken_s == pytest.approx(0.0, abs=1e-6)
+    assert any_waits.overtaken_s >= 0.0
+    assert any_waits.factor > 0.0
+    assert any_waits.relative_variance >= 0.0
+
+
 @given(lengths(), st.lists(tokens, min_size=1, max_size=20))
 def test_requests_count_by_the_memory_of_their_prompts_and_all_of_them_as_often_as_there_are(known, prompts):
     known = replace(known, prompt_mean=sum(prompts) / len(prompts))
