@@ -41,9 +41,11 @@ def _rest_s(arrays: GroupArrays, up: int, running: float, since_s: float, after:
 def _change(
     fleet: FleetArrays, arrays: GroupArrays, up: int, running: float, after: int, rest_s: float
 ) -> tuple[float, float]:
-    """Return mean and variance of the seconds until *after* serves: of what rests of the stay, and of the swap."""
+    """Return mean and variance of the seconds until *after* serves: of what rests of the stay, as *up* may be idle at any
+    moment of it, and of the swap.
+    """
     swap_s = change_s(fleet, arrays, up, running, after)
-    return rest_s + swap_s, rest_s**2 / 12.0 + (CHANGE_SPREAD * swap_s) ** 2
+    return 0.5 * rest_s + swap_s, rest_s**2 / 12.0 + (CHANGE_SPREAD * swap_s) ** 2
 
 
 @compiled
