@@ -131,7 +131,7 @@ class Waits:
         endpoint, slo_class = int(self.fleet.instances.endpoint[instance]), self.fleet.slo_class(row)
         waited_s = placed_s - since_s
         if estimate.wait is not None:
-            self.calibration(estimate.endpoint, slo_class).learn(estimate.wait.mean_s, waited_s)
+            self.calibration(estimate.endpoint, slo_class).learn(estimate.wait, waited_s)
         if estimate.uncorrected_s is None or estimate.endpoint != endpoint:
             return
         if self.shares(instance):
@@ -228,9 +228,10 @@ class Waits:
         slot = self.fleet.slot(row)
         if slot < 0:  # an instance took it
             return 0.0
-        return self.calibration(int(self.fleet.waiting.endpoint[slot]), self.fleet.slo_class(row)).quantile_s(
-            wait, share
-        )
+        endpoint = int(self.fleet.waiting.endpoint[slot])
+        calibration = self.calibration(endpoint, self.fleet.slo_class(row))
+        # Earlier waits say nothing of an instance that starts.
+        return (Calibration() if self.coming(endpoint, self.serving(endpoint)) else calibration).quantile_s(wait, share)
 
     def of_next(self, endpoint: int) -> Wait | None:
         """Return the wait of a request that would join the queue of *endpoint* last; None while the pace is unknown."""

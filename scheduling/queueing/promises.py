@@ -88,34 +88,39 @@ def fallbacks(terms: ClassTerms, known: Mapping[str, ClassTerms]) -> tuple[Class
 class Calibration(Struct):
     """The distribution of waits of one class at one endpoint about their estimates, by the waits that followed.
 
-    Split conformal prediction: a quantile of a wait is its mean times that of the last ratios of waits to means, whatever
-    makes estimates err. Errors below `LITTLE_S` count as little. Refused requests teach nothing, so that one in fifty
+    Split conformal prediction: a quantile of a wait is its mean and that of the last errors, each in units of `_scale_s` of
+    its estimate, whatever makes estimates err. Refused requests teach nothing, so that one in fifty
     unreachable requests counts as reachable, and one in ten until enough waits are known.
     """
 
     ENOUGH: ClassVar[int] = 50
     """Waits after which it is used; before, waits are normally distributed, as estimated."""
     KEPT: ClassVar[int] = 500
-    LITTLE_S: ClassVar[float] = 0.5
+    SHARE: ClassVar[float] = 0.2
+    LITTLE_S: ClassVar[float] = 0.05
     TRIED: ClassVar[int] = 10
     TRIED_LATER: ClassVar[int] = 50
 
-    ratios: list[float] = []
-    """Of the last waits to their means, both with `LITTLE_S`, oldest first."""
+    errors: list[float] = []
+    """Of the last waits, oldest first."""
     unreachable: int = 0
 
-    def learn(self, mean_s: float, waited_s: float) -> None:
-        """Learn from a request that waited for *waited_s* where *mean_s* was estimated."""
-        self.ratios.append((waited_s + self.LITTLE_S) / (mean_s + self.LITTLE_S))
-        del self.ratios[: -self.KEPT]
+    def learn(self, wait: Wait, waited_s: float) -> None:
+        """Learn from a request that waited for *waited_s* where *wait* was estimated."""
+        self.errors.append((waited_s - wait.mean_s) / self._scale_s(wait))
+        del self.errors[: -self.KEPT]
 
     def quantile_s(self, wait: Wait, share: float = P99) -> float:
         """Return what *wait* will not exceed with a probability of *share*."""
-        count = len(self.ratios)
+        count = len(self.errors)
         if count < self.ENOUGH:
             return wait.quantile_s(NormalDist().inv_cdf(share))
-        ratio = sorted(self.ratios)[min(count, math.ceil(share * (count + 1))) - 1]
-        return max(0.0, ratio * (wait.mean_s + self.LITTLE_S) - self.LITTLE_S)
+        error = sorted(self.errors)[min(count, math.ceil(share * (count + 1))) - 1]
+        return max(0.0, wait.mean_s + error * self._scale_s(wait))
+
+    def _scale_s(self, wait: Wait) -> float:
+        """Return the scale of an error: the standard deviation, with a share of the mean, and what is little of any wait."""
+        return math.hypot(math.sqrt(wait.variance_s2), self.SHARE * wait.mean_s) + self.LITTLE_S
 
     def late_s(self, wait: Wait | None, due_s: float, prefill_s: float) -> float:
         """Return by how many seconds a promise will be missed at the 99th percentile of *wait*; 0 if it is missed with a
@@ -127,7 +132,7 @@ class Calibration(Struct):
         late = 0.0 if wait is None else max(0.0, self.quantile_s(wait) + prefill_s - due_s)
         if late > 0.0:
             self.unreachable += 1
-            every = self.TRIED if len(self.ratios) < self.ENOUGH else self.TRIED_LATER
+            every = self.TRIED if len(self.errors) < self.ENOUGH else self.TRIED_LATER
             if self.unreachable % every == 0:
                 return 0.0
         return late

@@ -68,16 +68,17 @@ def test_waits_are_distributed_as_those_that_followed_once_there_are_enough():
     tried = [calibration.late_s(wait, 4.0, 0.0) == 0.0 for _ in range(2 * Calibration.TRIED)]
     assert tried == ([False] * (Calibration.TRIED - 1) + [True]) * 2
     for _ in range(Calibration.ENOUGH - 1):
-        calibration.learn(9.5, 0.5)
+        calibration.learn(wait, 0.5)
     assert calibration.quantile_s(wait) == 9.5
-    calibration.learn(9.5, 2.5)
+    calibration.learn(wait, 2.5)
     assert calibration.quantile_s(wait) == pytest.approx(2.5)
     assert calibration.quantile_s(wait, 0.9) == pytest.approx(0.5)
-    assert calibration.quantile_s(Wait(0.0), 0.9) == 0.0, "a little error of a short wait is none of a long one"
+    assert calibration.quantile_s(Wait(0.0), 0.9) == 0.0
+    assert calibration.quantile_s(Wait(9.5, 100.0)) < 0.5, "an uncertain one by more"
     assert calibration.late_s(wait, 4.0, 0.0) == 0.0
     assert calibration.late_s(wait, 1.5, 0.0) == pytest.approx(1.0)
     for _ in range(Calibration.KEPT):
-        calibration.learn(9.5, 19.5)
+        calibration.learn(wait, 19.5)
     assert calibration.quantile_s(wait, 0.5) == pytest.approx(19.5), "estimates may be too low, too"
 
 
@@ -87,7 +88,7 @@ def test_the_share_of_waits_below_a_quantile_is_its_own_whatever_the_estimates(s
     for mean_s in random.uniform(5.0, 50.0, 1500).tolist():
         waited_s = bias * mean_s * float(random.lognormal(0.0, 0.5))
         below.append(waited_s <= calibration.quantile_s(Wait(mean_s), share))
-        calibration.learn(mean_s, waited_s)
+        calibration.learn(Wait(mean_s), waited_s)
     assert np.mean(below[500:]) == pytest.approx(share, abs=0.07)
 
 
