@@ -124,7 +124,7 @@ OFFERS = {
         "console:keys",
         of_tenants=True,
     ),
-    "length-versions": of(LENGTH_VERSIONS, "console:lengths"),
+    "length-versions": of(LENGTH_VERSIONS, "console:models"),
     "models": of(MODELS, "console:models", ACTIVATE),
     "nodes": of(NODES, "console:nodes"),
     "plans": of(PLANS, "console:scaling"),

@@ -56,6 +56,22 @@ class Day:
 
 
 @dataclass(frozen=True, slots=True)
+class Moment:
+    """A local date and time, to the minute; anything else reads as empty."""
+
+    name: str
+    label: str
+    default: ClassVar[str] = ""
+    kind: ClassVar[str] = "moment"
+
+    def read(self, query: Mapping[str, str]) -> str:
+        try:
+            return datetime.fromisoformat(query.get(self.name, "")).replace(tzinfo=None).isoformat(timespec="minutes")
+        except ValueError:
+            return ""
+
+
+@dataclass(frozen=True, slots=True)
 class Hidden:
     """Value set by a link and kept by the form: one of *options*, or any text if there are none."""
 
@@ -70,7 +86,7 @@ class Hidden:
         return value if not self.options or value in self.options else self.default
 
 
-Control = Select | Search | Day | Hidden
+Control = Select | Search | Day | Moment | Hidden
 
 
 class Filters:

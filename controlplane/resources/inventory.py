@@ -21,7 +21,7 @@ from controlplane.fleet.models import (
 )  # fmt: skip
 from controlplane.fleet.rollouts import services as rollouts
 from controlplane.gateway import targets
-from controlplane.resources.filters import Hidden, Search
+from controlplane.resources.filters import Search
 from controlplane.resources.resource import Column, Filter, Operation, Resource, of_choice, of_region, search_in
 from scheduling.policy import COLUMNS as POLICY
 
@@ -54,9 +54,9 @@ def columns(*names: str) -> tuple[Column, ...]:
     return tuple(Column(name) for name in names)
 
 
-def shown(name: str, heading: str, source: str = "", *, sorts: bool = False) -> Column:
+def shown(name: str, heading: str, source: str = "", **more: Any) -> Column:
     """A column of the page and the file alone."""
-    return Column(name, heading, source, sorts=sorts, rest=False)
+    return Column(name, heading, source, rest=False, **more)
 
 
 def by_name(rows: Any, text: str) -> list[Any]:
@@ -217,26 +217,42 @@ MODELS = Resource(
         Column("fallback_wait_s"),
         Column("weights_in", source=lambda row: sorted(region.name for region in row.weights_in.all()), type=list[str]),
         shown("hardware", "Hardware of an instance"),
-        shown("ready", "Ready (instances)", sorts=True),
+        shown("endpoints", "", label="Ready by region"),
+        shown("ready", "Ready (instances)", label="Ready of limit", draw="count", sorts=True),
         shown("most", "Limit (instances)"),
         shown("demand", "Demand, last 10 min (tok/s)", sorts=True),
         shown("capacity", "Capacity (tok/s)"),
-        shown("load", "Load (ratio)"),
+        shown(
+            *("load", "Load (ratio)"),
+            draw="percent",
+            sorts=True,
+            tip="Demand of the last 10 minutes over the capacity of ready instances",
+        ),
+        shown(
+            *("forecast_load", "Forecast load (ratio)"),
+            draw="percent",
+            sorts=True,
+            tip="The forecast's peak over the capacity that there is now",
+        ),
         shown("output_tokens_per_s", "Output (tok/s)", "live.output_tokens_per_s"),
         shown("slo_class", "SLO class, the worst", "live.slo_class"),
-        shown("slo_met", "SLO met, 5 min (ratio)", sorts=True),
+        shown("slo_met", "SLO met, 5 min (ratio)", "live.slo_met_ratio", draw="percent", sorts=True),
         shown("slo_objective_ratio", "SLO promised (ratio)", "live.slo_objective_ratio"),
         shown("slo_burn", "Error budget burn, 5 min (times)", "live.slo_burn"),
-        shown("ttft_p95_ms", "TTFT p95 (ms)", sorts=True),
-        shown("usd_per_hour", "Cost (USD/h)", sorts=True),
-        shown("policy", "Policy", sorts=True),
+        shown("ttft_p95_ms", "TTFT p95 (ms)", "live.ttft_p95_ms", draw="milliseconds", sorts=True),
+        shown("usd_per_hour", "Cost (USD/h)", label="$/h", draw="usd", sorts=True),
+        shown("policy", "Policy", "present.title", sorts=True),
         shown("about", "Policy means"),
     ),
-    filters=(
-        Filter("q", by_name, rest=False, shown=True, control=Search("q", "Search by name")),
-        Filter("open", lambda rows, name: rows, rest=False, shown=True, control=Hidden("open", length=160)),
+    filters=(Filter("q", by_name, rest=False, shown=True, control=Search("q", "Search by name")),),
+    page=(
+        *("name", "endpoints", "ready", "load", "forecast_load", "slo_met", "ttft_p95_ms", "usd_per_hour", "policy"),
     ),
+    caption="by name",
+    template="console/models/models.html",
     row_template="console/models/row.html",
+    live="instances,events",
+    refresh_s=10,
     whole=500,
 )
 TARGET_COMPARISONS = Resource(
@@ -246,7 +262,6 @@ TARGET_COMPARISONS = Resource(
     model=None,
     rows=lambda viewer: targets.comparisons(timezone.now()),
     least=Role.VIEWER,
-    parent=("console:models", "Models"),
     columns=(
         Column("name", "Public name", type=str, draw="id", sorts=True),
         Column("target", "Target", type=str, draw="id"),
@@ -295,12 +310,6 @@ TARGET_COMPARISONS = Resource(
             "error_ratio",
         ),
     ),
-    head="target",
-    caption="over the last day",
-    empty="Share the requests for a name among models by weight: a canary of a new version, or a comparison of two.",
-    template="console/models/targets.html",
-    actions="console/models/target_actions.html",
-    whole=500,
 )
 DEPLOYMENTS = Resource(
     name="deployments",

@@ -75,7 +75,6 @@ CONSOLE = {
     "run": Reach(TENANT, {"pk": "RUN"}, owned=True),
     "requests": Reach(TENANT),
     "request": Reach(TENANT, {"pk": "REQUEST"}, owned=True),
-    "forecast": Reach(VIEWER),
     "scaling": Reach(VIEWER),
     "plans": Reach(VIEWER),
     "plan": Reach(VIEWER, {"pk": "PLAN"}),
@@ -84,14 +83,16 @@ CONSOLE = {
         OPERATOR, {"pk": "MODEL_ID", "form": "policy"}, {"strategy": "reactive", "mode": "off"} | REASON
     ),
     "change-model bundle": Reach(OPERATOR, {"pk": "MODEL_ID", "form": "bundle"}, {"bundle": "ssjf"} | REASON),
-    "lengths": Reach(TENANT),
     "train-lengths": Reach(OPERATOR, {}, REASON),
     "usage": Reach(TENANT),
     "prices": Reach(VIEWER),
     "budgets": Reach(TENANT),
     "keys": Reach(TENANT),
-    "targets": Reach(VIEWER),
-    "share": Reach(ADMIN, {}, {"name": "chat", "targets": "llama-3.1-8b 1"} | REASON),
+    "model": Reach(VIEWER, {"name": "llama-3.1-8b"}),
+    "change-model share": Reach(
+        ADMIN, {"pk": "MODEL_ID", "form": "share"}, {"name": "chat", "targets": "llama-3.1-8b 1"} | REASON
+    ),
+    "change-model engine": Reach(ADMIN, {"pk": "MODEL_ID", "form": "engine"}, {"max_num_seqs": "8"} | REASON),
     "key-models": Reach(MANAGER, {"pk": "KEY"}, {"allowed_models": "llama-3.1-8b"} | REASON, owned=True),
     "system": Reach(OPERATOR),
     "alerts": Reach(VIEWER),
@@ -291,7 +292,7 @@ SOCKETS = {"^ws/live/$"}
 # By the topics of the live connection.
 TOPICS = {"overview:": VIEWER, "batches": VIEWER,
           "instances": VIEWER, "instance:1": VIEWER, "queues:us-east": VIEWER, "what-if:1": VIEWER,
-          "lengths": VIEWER, "events": VIEWER, "system": OPERATOR}  # fmt: skip
+          "events": VIEWER, "system": OPERATOR}  # fmt: skip
 
 # Outside of Django: status for a client that is not on this machine.
 OPERATIONS = {"/healthz": 200, "/readyz": 503, "/metrics": 401, "/version": 200}

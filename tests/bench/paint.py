@@ -14,8 +14,8 @@ from tests.e2e.console_server import chromium
 
 PAGES = {
     "overview": "/", "instances": "/instances/", "models": "/models/", "deploy": "/models/deploy/", "queues": "/queues/",
-    "requests": "/requests/", "forecast": "/forecast/", "scaling": "/scaling/", "what_ifs": "/what-if/",
-    "lengths": "/lengths/", "usage": "/usage/", "keys": "/keys/", "system": "/system/", "settings": "/settings/",
+    "requests": "/requests/", "model": "/models/llama-3.1-8b/", "scaling": "/scaling/", "what_ifs": "/what-if/",
+    "usage": "/usage/", "keys": "/keys/", "system": "/system/", "settings": "/settings/",
     "events": "/events/", "api_docs": "/api/docs",
 }  # fmt: skip
 TIMES = """() => {

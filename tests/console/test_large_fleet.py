@@ -11,7 +11,7 @@ from tests.console.feed import Feed
 
 PAGES = (
     "/", "/instances/", "/instances/?sort=-kv_ratio", "/instances/?format=csv", "/nodes/", "/queues/", "/models/",
-    "/models/?open=llama-3.1-8b", "/models/deploy/", "/batches/", "/spot/", "/scaling/", "/forecast/",
+    "/models/llama-3.1-8b/", "/models/deploy/", "/batches/", "/spot/", "/scaling/",
     "/settings/", "/usage/", "/system/", "/events/", "/alerts/", "/api/instances", "/api/deployments", "/api/endpoints",
 )  # fmt: skip
 MOST_S = 1.0

@@ -32,22 +32,21 @@ PAGES = {
     "not-violated": "/no/such/page/",
 }
 PLANNING = {
-    "forecast": "/forecast/",
-    "forecast-tables": "/forecast/?quantity=prompt&table=forecast",
     "scaling": "/scaling/",
     "plans": "/scaling/plans/",
     "plan": "/scaling/plans/{plan}/",
     "moves": "/scaling/moves/",
     "models": "/models/",
-    "models-open": "/models/?open=llama-3.1-8b",
+    "model": "/models/llama-3.1-8b/",
+    "model-tables": "/models/llama-3.1-8b/?table=demand&hours=1",
 }
 """Pages that need forecasts, plans and moves."""
 WITH_DATA = {
     "overview-table", "instance", "instance-failed", "nodes", "request", "usage-by-model", "event", "settings",
-    "not-violated", "forecast-tables", "plan", "models-open",
+    "not-violated", "plan", "model", "model-tables",
 }  # fmt: skip
 FIRST_DAY = {name: path for name, path in (PAGES | PLANNING).items() if name not in WITH_DATA} | {
-    name: f"/{name}/" for name in ("batches", "spot", "applications", "lengths", "queues")
+    name: f"/{name}/" for name in ("batches", "spot", "applications", "queues")
 }
 LIVE = ("overview", "instances", "instance", "events", "system")
 

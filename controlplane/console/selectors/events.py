@@ -64,7 +64,7 @@ def subject_href(event: Event) -> str | None:
         case "setting":
             return reverse("console:settings")
         case "lengthversion":
-            return f"{reverse('console:lengths')}#versions"
+            return f"{reverse('console:models')}#versions"
     return None
 
 

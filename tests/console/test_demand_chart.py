@@ -1,4 +1,4 @@
-"""The forecast page: past and expected demand, capacity alongside, and why there is no forecast."""
+"""Demand, its forecast and capacity on one chart: past and expected, in one unit, and why there is no forecast."""
 
 import csv
 import functools
@@ -11,13 +11,14 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.urls import reverse
 
-from controlplane.console.pages.forecast import charts
-from controlplane.console.pages.forecast import selectors as outlooks
-from controlplane.console.pages.forecast.selectors import OutlookFilter
+from controlplane.console.charts import demand
+from controlplane.console.charts.demand import demand_chart
+from controlplane.console.pages.models.selectors import model_rows
 from controlplane.events.services import record
 from controlplane.fleet.models import ScheduledMinimum, SloClass, SloKind
 from controlplane.gateway.models import MinuteRow
 from controlplane.planning import capacity
+from controlplane.planning import outlook as outlooks
 from controlplane.planning.forecasts import selectors
 from controlplane.planning.forecasts.demand import DEFERRED
 from controlplane.planning.models import Forecast, Quantity, ScalingMove
@@ -27,7 +28,7 @@ from tests.console import planning_rows
 
 NOW = datetime(2026, 11, 20, 14, 23, 20, tzinfo=UTC)
 SERIES = ("llama-3.1-8b", "us-east")
-WHOLE = OutlookFilter(*SERIES, "tokens", 6, "*")
+WHOLE = (*SERIES, 6)
 furnish = functools.partial(planning_rows.furnish, NOW)
 
 
@@ -37,7 +38,7 @@ def clock(monkeypatch):
 
 
 def page(reader, **query) -> str:
-    answer = reader.get(reverse("console:forecast"), query)
+    answer = reader.get(reverse("console:model", args=[SERIES[0]]), query)
     assert answer.status_code == 200
     return answer.content.decode()
 
@@ -150,7 +151,7 @@ def test_an_outlook_ends_actual_demand_now_and_capacity_too(make_instance, langu
     planning_rows.minutes(NOW, 3)
     planning_rows.forecasts(NOW, 3)
     planning_rows.plan(language_model, NOW, "advice")
-    outlook = outlooks.see(WHOLE, NOW).outlook
+    outlook = outlooks.see(*WHOLE, NOW)
     over = [start for start in outlook.starts if start + timedelta(minutes=10) <= NOW]
     for start, actual, able in zip(outlook.starts, outlook.actual, outlook.capacity, strict=True):
         assert start in over or actual is None
@@ -158,8 +159,8 @@ def test_an_outlook_ends_actual_demand_now_and_capacity_too(make_instance, langu
     assert outlook.actual[len(over) - 1] is not None
     assert outlook.capacity_now == 2 * 3_100
     assert outlook.planned == pytest.approx(1.5 * outlook.capacity_now)  # the plan adds one to two
-    assert outlook.peak == max(outlook.ahead, key=lambda window: window.mean)
-    assert outlook.ahead[0].start == NOW.replace(minute=20, second=0)
+    ahead = [window for window in outlook.expected if window and window.start >= NOW.replace(minute=20, second=0)]
+    assert outlook.peak == max(ahead, key=lambda window: window.mean)
 
 
 # The page
@@ -189,97 +190,82 @@ def furnish_both() -> None:
 
 
 def test_all_numbers_are_there_before_any_script(reader, furnished):
-    html = page(reader)
-    for word in ("Demand, last 10 min", "Peak ahead", "Peak load", "Mean error", "All series"):
+    html = page(reader, region="us-east")
+    for word in (
+        "Forecast load",
+        "Served elsewhere",
+        "off by",
+        "within its 80% band",
+        "of interactive and deferred classes",
+    ):
         assert word in html
-    figure = json.loads(re.search(r'id="figure-forecast"[^>]*>(.*?)</script>', html, re.S).group(1))["figure"]
+    figure = json.loads(re.search(r'id="figure-demand"[^>]*>(.*?)</script>', html, re.S).group(1))["figure"]
     assert [trace["name"] for trace in figure["data"]] == [
-        *("95%", "95%", "80%", "80%", "forecast", "actual", "capacity", "as planned")
+        *("95%", "95%", "80%", "80%", "forecast", "demand", "capacity", "capacity as planned")
     ]
-    redrawn = reader.get(reverse("console:forecast"), {"charts": "forecast"})
-    assert redrawn.json()["charts"]["forecast"]["sentence"].startswith(
-        "Demand of interactive and deferred classes: the newest full window had"
-    )
+    url = reverse("console:model", args=[SERIES[0]])
+    redrawn = reader.get(url, {"charts": "demand"})
+    assert redrawn.json()["charts"]["demand"]["sentence"].startswith("Demand: the newest full window had")
     etag = {"If-None-Match": redrawn["ETag"]}
-    assert reader.get(reverse("console:forecast"), {"charts": "forecast"}, headers=etag).status_code == 304
+    assert reader.get(url, {"charts": "demand"}, headers=etag).status_code == 304
 
 
 @pytest.mark.parametrize(
     ("query", "shown"),
-    [
-        ({"model": "nobody", "region": "nowhere", "quantity": "words", "hours": "7", "class": "mistyped"}, "6"),
-        ({"quantity": "prompt"}, "prompt"),
-        ({"hours": "72"}, "72"),
-        ({"class": "+"}, "+"),
-        ({"class": "all-interactive"}, "all-interactive"),
-    ],
+    [({"region": "nowhere", "hours": "7"}, "6"), ({"hours": "72"}, "72"), ({"region": "us-east"}, "us-east")],
 )
-def test_filters_choose_the_series_and_mistyped_ones_show_a_page(reader, furnished, query, shown):
-    html = page(reader, **query)
-    assert f'<option value="{shown}" selected>' in html
-    assert ("serves all classes" in html) == any(
-        query.get(name) in ("prompt", "+", shown) for name in ("quantity", "class")
-    )
+def test_mistyped_filters_show_a_page(reader, furnished, query, shown):
+    assert f'<option value="{shown}" selected>' in page(reader, **query)
 
 
-def test_an_outlook_of_a_group_of_classes_reads_its_own_rows_alone(furnished):
-    whole, one = (outlooks.see(OutlookFilter(*SERIES, "output", 6, group), NOW) for group in ("", DEFERRED))
-    assert (whole.forecast.slo_class, one.forecast.slo_class) == ("", DEFERRED)
-    pairs = zip(one.outlook.actual, one.outlook.expected, strict=True)
-    at = next(place for place, (actual, expected) in enumerate(pairs) if actual and expected)
-    assert one.outlook.actual[at] == pytest.approx(whole.outlook.actual[at] / 9, rel=1e-2)
-    assert one.outlook.expected[at].mean == pytest.approx(whole.outlook.expected[at].mean / 9)
-    assert one.accuracy.windows == whole.accuracy.windows > 0
-    assert set(one.outlook.capacity) == {None}
-    assert one.outlook.planned is None
-    tiles, row, both = (
-        next(row for row in outlooks.series_rows("output", {}, NOW, name) if (row["model"], row["region"]) == SERIES)
-        for name in (DEFERRED, "", "*")
+def test_demand_forecast_and_load_are_of_the_same_classes(furnished, live):
+    outlook = outlooks.see(*WHOLE, NOW)
+    (row,) = model_rows(live.feed.latest(), NOW)
+    (endpoint,) = row.there
+    of_interactive = selectors.demand_now("tokens", NOW)[SERIES]
+    assert endpoint.load.demand_tokens_per_s == pytest.approx(of_interactive * 10 / 9, rel=1e-3)
+    interactive = max(
+        sum(sums)
+        for sums in zip(
+            *(row.mean for row in selectors.forecasts_in_force("tokens", NOW - timedelta(days=1), "")[SERIES]),
+            strict=True,
+        )
     )
-    assert both["demand"] == pytest.approx(row["demand"] + tiles["demand"])
-    assert both["peak"] == pytest.approx(row["peak"] + tiles["peak"], rel=0.02)
-    assert (both["capacity"], tiles["capacity"]) == (None, None)  # it is counted in all tokens
-    assert tiles["peak_at"] == row["peak_at"]
+    assert row.peak.mean == endpoint.peak.mean == outlook.peak.mean == pytest.approx(interactive * 10 / 9, rel=0.01)
+    assert endpoint.forecast_load == outlook.peak.mean / outlook.capacity_now
+    assert outlook.unforecast == 0
+
+
+def test_demand_that_no_forecast_counts_is_said(reader, furnished):
+    Forecast.objects.filter(slo_class=DEFERRED).delete()
+    assert outlooks.see(*WHOLE, NOW).unforecast == 1
+    said = "short of 1 endpoint whose demand, or a part of it, has none yet"
+    assert page(reader).count(said) >= 2  # beside the chart, and in its caption
 
 
 def test_a_small_demand_is_written_without_a_unit_of_measure(furnished):
-    seen = outlooks.see(OutlookFilter(*SERIES, "output", 6), NOW).outlook
+    seen = replace(outlooks.see(*WHOLE, NOW), capacity=(), planned=None)
     for level, ticks in ((0.0, "~g"), (0.4, "~g"), (400.0, "~s")):
         windows = [None if row is None else replace(row, mean=level) for row in seen.expected]
-        drawn = charts.demand_and_forecast(replace(seen, actual=[level] * len(seen.starts), expected=windows), "")
-        assert drawn.figure["layout"]["yaxis"]["tickformat"] == ticks, level
+        flat = replace(seen, actual=[level] * len(seen.starts), expected=windows, capacity=[None] * len(seen.starts))
+        assert demand_chart(flat, *SERIES, "").figure["layout"]["yaxis"]["tickformat"] == ticks, level
 
 
 # Without a forecast
-
-
-def test_what_is_missing_is_said_with_what_to_do(reader, language_model):
-    assert "Nothing is deployed" in page(reader)
 
 
 def failed(kind: str, reason: str) -> None:
     record(f"planning.{kind}", actor="planner", reason=reason, severity="critical")
 
 
-@pytest.mark.parametrize(
-    ("minutes_ago", "failure", "words"),
-    [
-        (None, "", ["No request for llama-3.1-8b in US East yet", "Nothing is known of this series yet."]),
-        # In the window from 14:20: over, and counted, at 14:30:30.
-        (2, "", ["It has 1 minute of demand so far", "the first comes in about 7 min"]),
-        (120, "", ["the first is due", "Celery and its beat"]),
-        (120, "IndexError: index 20", ["The forecaster failed", "IndexError: index 20"]),
-    ],
-)
-def test_why_a_series_has_no_forecast_yet(reader, deployment, minutes_ago, failure, words):
-    if minutes_ago is not None:
-        minute(NOW - timedelta(minutes=minutes_ago), 600)
+@pytest.mark.parametrize("failure", ["", "IndexError: index 20"])
+def test_why_there_is_no_forecast_yet(reader, deployment, failure):
+    assert "The first one that ends makes the first minute of demand." in page(reader)
     if failure:
         failed("forecaster_failed", failure)
     html = page(reader)
-    for each in words:
-        assert each in html, each
-    assert ("Celery" in html) == ("Celery and its beat" in words)
+    assert "No forecast yet: it needs one full window of 10 min of demand" in html
+    assert ("The forecaster failed" in html and failure in html) == bool(failure)
 
 
 def test_forecasts_that_stopped_are_overdue_and_say_why(reader, furnished):
@@ -297,13 +283,12 @@ def test_forecasts_that_stopped_are_overdue_and_say_why(reader, furnished):
 def test_the_chart_is_its_table_and_its_file(reader, make_instance):
     make_instance()
     database.write(furnish)
-    query = {"table": "forecast", "quantity": "prompt", "hours": "6"}
-    html = page(reader, **query)
-    rows = table(reader.get(reverse("console:forecast"), query | {"format": "csv"}))
+    html = page(reader, table="demand")
+    answer = reader.get(reverse("console:model", args=[SERIES[0]]), {"table": "demand", "format": "csv"})
+    rows = table(answer)
     assert rows[0][:3] == ["Window from (UTC)", "Actual (tok/s)", "Forecast (tok/s)"]
     assert html.count('<th scope="row">20 Nov ') + html.count('<th scope="row">21 Nov ') == len(rows) - 1
-    asked = OutlookFilter(*SERIES, "prompt", 6)
-    outlook = outlooks.see(asked, NOW).outlook
+    outlook = outlooks.see(SERIES[0], "", 6, NOW).since_known()
     assert [row[1] for row in rows[1:]] == [cell(value) for value in outlook.actual]
     assert [row[2] for row in rows[1:]] == [cell(seen and seen.mean) for seen in outlook.expected]
 
@@ -311,19 +296,20 @@ def test_the_chart_is_its_table_and_its_file(reader, make_instance):
 def test_scheduled_minimums_are_drawn_as_capacity(make_instance, furnished, language_model):
     window = {"begins": "15:00", "ends": "16:00", "time_zone": "UTC"}
     ScheduledMinimum.objects.create(name="office", model=language_model, instances=2, **window)
-    outlook = outlooks.see(WHOLE, NOW).outlook
+    outlook = outlooks.see(*WHOLE, NOW)
     each = capacity.capabilities()["llama-3.1-8b", "a100-80gb"]
     steps = [(f"{at:%H:%M}", value) for at, value in outlook.scheduled]
     assert ("15:00", 2 * each) in steps
     assert ("16:00", 0.0) in steps
-    (line,) = [one for one in charts.demand_and_forecast(outlook, "").series if one.label == "scheduled minimum"]
+    (line,) = [one for one in demand_chart(outlook, *SERIES, "").series if one.label == "scheduled minimum"]
     assert max(line.y) == 2 * each
 
 
 def test_a_note_of_a_simpler_forecaster_is_shown(reader, deployment):
     note = "only 3 windows are known: the last value stands in"
-    planning_rows.forecast(*SERIES, Quantity.OUTPUT, NOW - timedelta(minutes=3), note=note).save()
-    assert note in page(reader, quantity="output")
+    for quantity in Quantity:
+        planning_rows.forecast(*SERIES, quantity, NOW - timedelta(minutes=3), note=note).save()
+    assert note in page(reader)
 
 
 def test_a_peak_above_the_capacity_is_critical(reader, make_instance, language_model):
@@ -346,31 +332,35 @@ def test_a_peak_above_the_capacity_is_critical(reader, make_instance, language_m
 def test_queries_do_not_grow_with_rows(reader, make_instance, django_assert_max_num_queries):
     make_instance()
     database.write(furnish)
-    with django_assert_max_num_queries(46):
+    with django_assert_max_num_queries(80):
         page(reader)
 
 
 # Drawing
 
 
-def test_the_chart_begins_where_anything_is_known(db):
+@pytest.fixture
+def nothing(db):
+    return outlooks.see(*WHOLE, NOW)
+
+
+def test_the_chart_begins_where_anything_is_known(nothing):
     starts = [NOW + timedelta(minutes=at) for at in range(5)]
-    series = {"starts": starts, "expected": [None] * 5, "window_s": 60, "now": NOW, "planned": None, "unit": "output"}
-    young = outlooks.Outlook(actual=[None, None, None, 7.0, None], capacity=[0.0, 0.0, 0.0, 0.0, 5.0], **series)
+    young = replace(
+        nothing, starts=starts, expected=[None] * 5, actual=[None, None, None, 7.0, None], capacity=[0.0] * 4 + [5.0]
+    )
     assert young.since_known().starts == starts[3:]
     assert young.since_known().actual == [7.0, None]
-    empty = outlooks.Outlook(actual=[None] * 5, capacity=[0.0] * 5, **series)
+    empty = replace(young, actual=[None] * 5, capacity=[0.0] * 5)
     assert empty.since_known() == empty
 
 
-def test_bands_are_filled_for_each_run_of_windows_and_not_over_a_gap():
+def test_bands_are_filled_for_each_run_of_windows_and_not_over_a_gap(nothing):
     starts = [NOW + timedelta(minutes=at) for at in range(6)]
     expected = [
         None if at in (0, 3) else selectors.ForecastWindow(start, 5.0, 4.0, 6.0, 3.0, 7.0)
         for at, start in enumerate(starts)
     ]
-    nothing = [None] * 6
-    outlook = outlooks.Outlook(starts, 60, NOW, nothing, expected, nothing, None, "output")
-    bands = charts._band(starts, outlook, 80)
+    bands = demand._band(starts, replace(nothing, starts=starts, expected=expected), 80)
     assert [list(edge.y) for edge in bands] == [[6.0, 6.0], [4.0, 4.0], [6.0, 6.0], [4.0, 4.0]]
     assert [edge.more.get("fill") for edge in bands] == [None, "tonexty", None, "tonexty"]
