@@ -12,7 +12,7 @@ from scheduling.queueing.waits.waiting_time import Estimate, Wait
 from tests.gateway.conftest import open_sdk, until
 
 WAIT = Wait(30.0, 25.0)
-P99_S = WAIT.quantile_s()
+P99_S = Calibration().quantile_s(WAIT)
 
 
 @pytest.fixture
