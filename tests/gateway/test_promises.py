@@ -8,6 +8,7 @@ import pytest
 from channels.db import database_sync_to_async
 
 from controlplane.fleet.models import SloClass
+from scheduling.queueing.promises import Calibration
 from scheduling.queueing.waits.waiting_time import Estimate, Wait
 from tests.gateway.conftest import open_sdk, until
 
