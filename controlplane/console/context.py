@@ -47,17 +47,13 @@ def _entry(label: str, icon: str, key: str, *pages: str) -> Entry:
 
 
 OVERVIEW = Entry("Overview", "overview", "o", (Section("overview", "Overview"), Section("timeline", "Timeline")))
-FLEET = Entry("Fleet", "instances", "f", (
-    Section("instances", "Instances", ("instance", "rollout")), Section("nodes", "Nodes"), Section("spot", "Spot pool"),
-))  # fmt: skip
+FLEET = _entry("Fleet", "instances", "f", "fleet", "instance", "node")
 REQUESTS = _entry("Requests", "requests", "r", "requests", "request")
 MODELS = _entry("Models", "models", "m", "models", "model", "deploy", "deployed")
 QUEUES = _entry("Queues", "queues", "q", "queues")
 BATCHES = _entry("Batches", "batches", "b", "batches", "batch")
 APPLICATIONS = _entry("Applications", "applications", "a", "applications", "application", "run")
-SCALING = Entry("Scaling", "scaling", "s", (
-    Section("scaling", "Scaling"), Section("plans", "Plans", ("plan",)), Section("moves", "Moves"),
-))  # fmt: skip
+SCALING = Entry("Scaling", "scaling", "s", (Section("scaling", "Scaling"), Section("calendar", "Calendar")))
 WHAT_IF = _entry("What-if", "what-if", "w", "what-ifs", "what-if", "new-what-if")
 USAGE = Entry("Usage and keys", "usage", "u", (Section("usage", "Usage"), Section("keys", "API keys")))
 API = Section("api-docs", "API")

@@ -105,7 +105,7 @@ class Filters:
     @property
     def narrow(self) -> bool:
         """Return whether any filter is set."""
-        return any(value != field.default for field, value in self if field.name != SORT)
+        return any(value != field.default for field, value in self if field.name not in (SORT, OPEN))
 
     @property
     def order(self) -> "Order":
@@ -118,7 +118,8 @@ class Filters:
         return timezone.now() - timedelta(hours=int(self["hours"])) if self["hours"] else None
 
 
-SORT = "sort"
+SORT, OPEN = "sort", "open"
+"""Change how rows are shown, and not which."""
 
 
 @dataclass(frozen=True, slots=True)

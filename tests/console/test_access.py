@@ -8,11 +8,11 @@ from django.urls import reverse
 
 FLEET_PAGES = (
     "overview",
-    "instances",
+    "fleet",
+    "timeline",
     "models",
     "scaling",
-    "plans",
-    "moves",
+    "calendar",
     "events",
 )
 TENANT_PAGES = ("usage", "requests", "keys", "api-docs")

@@ -227,14 +227,6 @@ def test_batches_at_risk_are_on_the_attention_list(make_batch):
     assert problem.title.startswith(f"{late.short_id} will be late by ")
 
 
-def test_sections_are_pages_for_those_who_see_the_fleet(client, viewer, member):
-    client.force_login(viewer)
-    for name in ("instances", "spot"):
-        assert 'aria-current="page">' in client.get(reverse(f"console:{name}")).content.decode()
-    client.force_login(member)
-    assert "Spot pool" not in client.get(reverse("console:batches")).content.decode()
-
-
 @pytest.mark.parametrize(("spent", "words"), [(10.0, "Free"), (60.0, "Above the alert"), (100.0, "Spent")])
 def test_budgets_show_what_is_used(client, viewer, acme, spent, words):
     usd = {"kind": "usd_per_month", "soft": 50.0, "hard": 100.0, "spent_usd": spent, "spent_until": timezone.now()}

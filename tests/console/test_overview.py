@@ -82,7 +82,7 @@ def test_an_instance_with_all_its_sequences_is_saturated(reader, live, make_inst
     ))  # fmt: skip
     Deployment.objects.update(max_num_seqs=12)
     live.show(Feed([full, free]))
-    for name in ("overview", "instances"):
+    for name in ("overview", "fleet"):
         html = page(reader, name)
         cells = re.findall(r'data-fragment="instance/\d+/(running|use_ratio|kv_ratio):\w+">([^<]+)<', html)
         assert sorted(cells) == sorted(
@@ -93,7 +93,7 @@ def test_an_instance_with_all_its_sequences_is_saturated(reader, live, make_inst
     assert "12 of 12 sequences, KV cache 6%, 0 waiting inside it" in page(reader, "overview")
     html = page(reader, "instance", "instance-1")
     assert re.search(r'use_ratio:percent">100%</span></b>', html)
-    assert re.findall(r'/instances/(instance-\d)/"', page(reader, "instances", sort="-use_ratio"))[0] == "instance-1"
+    assert re.findall(r'/instances/(instance-\d)/"', page(reader, "fleet", sort="-use_ratio"))[0] == "instance-1"
 
 
 def test_decisions_not_the_steps_that_follow_from_them(reader, live, make_instance, operator):

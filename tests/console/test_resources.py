@@ -17,10 +17,9 @@ from controlplane.resources.batches import BATCHES
 from controlplane.resources.events import EVENTS
 from controlplane.resources.filters import Select
 from controlplane.resources.instances import INSTANCES
-from controlplane.resources.inventory import MODELS, NODES
+from controlplane.resources.inventory import MODELS
 from controlplane.resources.jobs import JOBS
 from controlplane.resources.keys import KEYS
-from controlplane.resources.plans import MOVES, PLANS
 from controlplane.resources.requests import REQUESTS
 from controlplane.resources.resource import Resource
 from controlplane.resources.settings import SETTINGS
@@ -31,11 +30,8 @@ PAGES = {
     "events": EVENTS,
     "alerts": ALERTS,
     "keys": KEYS,
-    "plans": PLANS,
-    "moves": MOVES,
     "batches": BATCHES,
-    "instances": INSTANCES,
-    "nodes": NODES,
+    "fleet": INSTANCES,
     "system": JOBS,
     "settings": SETTINGS,
     "models": MODELS,

@@ -15,10 +15,11 @@ THEMES = ("light", "dark")
 PAGES = {
     "overview": "/",
     "overview-table": "/?table=ttft&demand=prompt",
-    "instances": "/instances/?sort=-kv_ratio",
-    "nodes": f"/nodes/?open={seed.NODE}",
-    "instance": f"/instances/{seed.DRAINED}/",
-    "instance-failed": f"/instances/{seed.FAILED}/",
+    "fleet": "/fleet/",
+    "fleet-sorted": "/fleet/?sort=-kv_ratio",
+    "node": f"/fleet/nodes/{seed.NODE}/",
+    "instance": f"/fleet/instances/{seed.DRAINED}/",
+    "instance-failed": f"/fleet/instances/{seed.FAILED}/",
     "requests": "/requests/",
     "request": "/requests/{request}/",
     "usage": "/usage/",
@@ -33,9 +34,8 @@ PAGES = {
 }
 PLANNING = {
     "scaling": "/scaling/",
-    "plans": "/scaling/plans/",
-    "plan": "/scaling/plans/{plan}/",
-    "moves": "/scaling/moves/",
+    "plan": "/scaling/?plan={plan}",
+    "calendar": "/scaling/calendar/",
     "models": "/models/",
     "model": "/models/llama-3.1-8b/",
     "model-tables": "/models/llama-3.1-8b/?table=demand&hours=1",
@@ -142,7 +142,7 @@ def test_signed_out_and_dialogs(console, open_page, theme):
     page = open_page(console, "/sign-in/", user=None, theme=theme)
     assert violations(page) == []
     keep(page, f"sign-in-{theme}-1440")
-    page = open_page(console, f"/instances/{seed.DRAINED}/", theme=theme)
+    page = open_page(console, f"/fleet/instances/{seed.DRAINED}/", theme=theme)
     page.get_by_role("button", name="Stop…").click()
     assert violations(page) == []
     keep(page, f"stop-dialog-{theme}-1440")

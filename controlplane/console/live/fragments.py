@@ -42,7 +42,7 @@ MODEL_CELLS: Final = (
     ("waiting", "waiting_cell"), ("output_tokens_per_s", "quantity"),
 )  # fmt: skip
 BADGES: Final = {
-    "instances": ("instances", "down"),
+    "instances": ("fleet", "down"),
     "below": ("models", "below their SLO"),
     "plans": ("scaling", "to approve"),
     "system": ("system", "in trouble"),

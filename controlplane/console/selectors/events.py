@@ -56,7 +56,7 @@ def subject_href(event: Event) -> str | None:
         case "instance":
             return instance_href(event.subject_id)
         case "scalingplan":
-            return reverse("console:plan", args=[event.subject_id])
+            return f"{reverse('console:scaling')}?plan={event.subject_id}"
         case "deployment":
             return deployment_href(event.subject_id)
         case "jobrow":
@@ -73,7 +73,7 @@ def deployment_href(deployment_id: str) -> str | None:
     rows = Deployment.objects.filter(pk=deployment_id) if deployment_id.isdecimal() else Deployment.objects.none()
     row = rows.values("model__name", "region__name").first()
     query = row and urlencode({"model": row["model__name"], "region": row["region__name"]})
-    return f"{reverse('console:instances')}?{query}" if query else None
+    return f"{reverse('console:fleet')}?{query}" if query else None
 
 
 def instance_href(instance_id: str) -> str | None:

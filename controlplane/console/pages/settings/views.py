@@ -26,12 +26,12 @@ from controlplane.tuning.selectors import Described
 
 PAGES: Final = {
     "Forecasts of demand": "models",
-    "Scaling plans": "plans",
+    "Scaling plans": "scaling",
     "Strategies and nightly simulations": "what-ifs",
     "Scaling thresholds": "scaling",
     "Routing and holding": "queues",
     "Endpoint policies": "models",
-    "Spot pool and weights": "spot",
+    "Spot pool and weights": "fleet",
     "Output lengths": "models",
 }
 """Page that shows what the settings of a group do, by its title."""
