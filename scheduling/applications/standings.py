@@ -277,6 +277,12 @@ class Run:
             had_s[id(step)] = min(call_s, had_s.get(id(step), math.inf))
         return min(had_s.values(), default=0.0)
 
+    def path_left_s(self, share: float, produced: Callable[[int], int] | None = None) -> float:
+        """Return the quantile *share* of the path that it has left, by what was drawn last."""
+        assert self.path_s is not None
+        at = max(0, math.ceil(share * self.path_s.size) - 1)
+        return max(0.0, float(self.path_s[at]) - self.path_had_s(produced))
+
     def _predicted(self) -> Remaining:
         """Return what it takes if nothing follows the open calls, its service whole."""
         calls_s = [_service_s(call, call.predicted_tokens) for _, call in self.calls.values()]
@@ -353,14 +359,11 @@ class Run:
     def standing(self, now_s: float, reading: "Reading", produced: Callable[[int], int] | None = None) -> Standing:
         """Return its standing by what was drawn last, and note when it is to be refreshed."""
         assert self.whole_s is not None
-        assert self.path_s is not None
         attained_s, rank, refresh = self.attained_s(produced), np.empty(1), np.empty(1)
         gittins_ranks(self.whole_s[None], np.array([attained_s]), np.array([self.weight]), rank, refresh)
         self.refresh_s = float(refresh[0])
         mean_s = max(0.0, float(self.whole_s[MEAN].mean()) - attained_s)
-        had_s = self.path_had_s(produced)
-        at = max(0, math.ceil(reading.worst * self.path_s.size) - 1)
-        least_s, worst_s = (max(0.0, float(path_s) - had_s) for path_s in self.path_s[[0, at]])
+        least_s, worst_s = (self.path_left_s(share, produced) for share in (0.0, reading.worst))
         began_s, due_s, self.late_s = self.began_s, self.due_s, np.inf
         if self.first:
             began_s, due_s = FIRST_S, FIRST_S
