@@ -186,5 +186,7 @@ def run_stopped(asked: Asked) -> Refused:
 
 
 def _too_late(asked: Asked, late_s: float) -> Refused:
-    text = f"The run {asked.run!r} of {asked.application!r} cannot end by its deadline: by {late_s:.1f} s at least it is late."
+    text = (
+        f"The run {asked.run!r} of {asked.application!r} cannot end by its deadline: it would be {late_s:.1f} s late."
+    )
     return Refused(asked.number, 429, "run_deadline_unreachable", text, None)

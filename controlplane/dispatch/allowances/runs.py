@@ -31,6 +31,7 @@ class Amount(NamedTuple):
         return Amount(self.tokens + sign * other.tokens, self.usd + sign * other.usd)
 
 
+NOTHING: Final = Amount()
 UNLIMITED: Final = Amount(math.inf, math.inf)
 RunKey = tuple[int, str, str]
 """Tenant id, application and run."""
@@ -48,8 +49,8 @@ class RunTerms(NamedTuple):
 
 
 class RunUse(Struct):
-    done: Amount = Amount()
-    held: Amount = Amount()
+    done: Amount = NOTHING
+    held: Amount = NOTHING
 
 
 class RunHold(NamedTuple):
@@ -58,7 +59,7 @@ class RunHold(NamedTuple):
     use: RunUse
     amount: Amount
 
-    def end(self, used: Amount = Amount()) -> None:
+    def end(self, used: Amount = NOTHING) -> None:
         """Count what was *used* instead; nothing, of a call that was not admitted after all."""
         self.use.held = self.use.held.and_(self.amount, -1)
         self.use.done = self.use.done.and_(used)
@@ -90,7 +91,7 @@ class RunAllowances:
         return Amount(tokens, tokens * each)
 
     def enter(self, enter: Enter) -> RunHold | None:
-        """Hold what a call may use, if it is of a run. Raises Exceeded where that does not fit; one held before always does."""
+        """Hold what a call may use, if it is of a run. Raises Exceeded where that does not fit, unless it was held before."""
         if not (enter.application and enter.run):
             return None
         use = self._use((enter.tenant_id, enter.application, enter.run))
@@ -113,7 +114,9 @@ class RunAllowances:
     def _check(self, enter: Enter, use: RunUse, amount: Amount) -> None:
         allowed = self.terms.limits.get((enter.tenant_id, enter.application), UNLIMITED)
         asked = (enter.run_max_tokens, enter.run_max_usd)
-        for show, of, done, held, own, most in zip((_tokens, _usd), asked, use.done, use.held, amount, allowed, strict=True):
+        for show, of, done, held, own, most in zip(
+            (_tokens, _usd), asked, use.done, use.held, amount, allowed, strict=True
+        ):
             limit = min(most, math.inf if of is None else of)
             if done + held + own <= limit * (1.0 + SHARE):
                 continue
@@ -121,7 +124,7 @@ class RunAllowances:
             raise Exceeded(
                 f"The run {enter.run!r} of {enter.application!r} may use {show(limit)}. It has used {show(done)}, its open"
                 f" calls hold {show(held)}, and this one needs up to {show(own)} (prompt and max_tokens, else its predicted"
-                f" output). {'Try again when one has ended.' if waits else 'No later call of it fits unless it needs less.'}",
+                f" output). {'Try again when one has ended.' if waits else 'A later call fits only if it needs less.'}",
                 code="run_limit_held" if waits else "run_limit_reached",
                 type="" if waits else "insufficient_quota",
                 retry_after_s=1.0 if waits else None,

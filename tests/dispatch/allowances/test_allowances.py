@@ -28,10 +28,16 @@ SEQUENCES, PER_MINUTE, REGISTERING_S, USD_PER_TOKEN = 6, 300, 2.0, 0.01
 def request(number, tokens=10, sequences=1, max_wait_s=None, **grant):
     """A request as `Entries` sees it."""
     terms = {"max_concurrent_requests": SEQUENCES, "tokens_per_minute": PER_MINUTE, "rates": True} | grant
-    return SimpleNamespace(  # fmt: skip
+    return SimpleNamespace(
         asked=SimpleNamespace(
-            number=number, tenant_id=1, api_key_id=7, model="m", sequences=sequences, max_wait_s=max_wait_s,
-            application="", run="",
+            number=number,
+            tenant_id=1,
+            api_key_id=7,
+            model="m",
+            sequences=sequences,
+            max_wait_s=max_wait_s,
+            application="",
+            run="",
         ),
         grant=SimpleNamespace(**terms),
         expected_tokens=tokens,
