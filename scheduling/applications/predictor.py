@@ -407,9 +407,9 @@ class DemandPredictor:
         learned: bool = True,
         ended: bool = False,
     ) -> Remaining | None:
-        """Return *count* samples of what is left of a run from the step that has just begun on, or that has *ended*; None for
-        a unit that no record has. *rate* (U, 3) is that of its endpoints, *walks* are the graph's samples where it has a
-        weight; not *learned*, the table's.
+        """Return *count* samples of what is left of a run from the step that has just begun on, after it if it has *ended*;
+        None for a unit that no record has. *rate* (U, 3) is that of its endpoints, *walks* are the graph's samples where it
+        has a weight; not *learned*, the table's.
         """
         unit = self.units.get(opening.unit, -1)
         features = self._vector(shown, opening)

@@ -91,7 +91,7 @@ class RunAllowances:
         return Amount(tokens, tokens * each)
 
     def enter(self, enter: Enter) -> RunHold | None:
-        """Hold what a call may use, if it is of a run. Raises Exceeded where that does not fit, unless it was held before."""
+        """Hold what a call of a run may use. Raises Exceeded where that does not fit, unless another had held it before."""
         if not (enter.application and enter.run):
             return None
         use = self._use((enter.tenant_id, enter.application, enter.run))
