@@ -302,8 +302,8 @@ class Run:
         more = step.unit in graph.outlooks and step.gathers(now_s, graph)
         count = max(step.calls, graph.outlooks[step.unit].parallelism if more else 0)
         opening = Opening(step.unit, step.input_tokens / step.calls, predicted / step.calls, count)
-        told = {"learned": by == "learned", "ended": not step.open}
-        left = graph.predictor.draw(self.shown, opening, rate, SAMPLES, walks, **told)
+        ended, learned = not step.open, by == "learned"
+        left = graph.predictor.draw(self.shown, opening, rate, SAMPLES, walks, learned, ended=ended)
         if left is None:
             return None
         others = [(one, call) for one, call in self.calls.values() if one is not step]  # of branches that began before

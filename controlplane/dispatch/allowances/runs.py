@@ -120,15 +120,15 @@ class RunAllowances:
             limit = min(most, math.inf if of is None else of)
             if done + held + own <= limit * (1.0 + SHARE):
                 continue
-            waits = held > 0.0 and done + own <= limit
-            raise Exceeded(
+            text = (
                 f"The run {enter.run!r} of {enter.application!r} may use {show(limit)}. It has used {show(done)}, its open"
                 f" calls hold {show(held)}, and this one needs up to {show(own)} (prompt and max_tokens, else its predicted"
-                f" output). {'Try again when one has ended.' if waits else 'A later call fits only if it needs less.'}",
-                code="run_limit_held" if waits else "run_limit_reached",
-                type="" if waits else "insufficient_quota",
-                retry_after_s=1.0 if waits else None,
+                " output). "
             )
+            if held > 0.0 and done + own <= limit:
+                raise Exceeded(f"{text}Try again when one has ended.", code="run_limit_held", retry_after_s=1.0)
+            text += "A later call fits only if it needs less."
+            raise Exceeded(text, code="run_limit_reached", type="insufficient_quota")
 
 
 def _tokens(count: float) -> str:

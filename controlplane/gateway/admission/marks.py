@@ -129,10 +129,10 @@ def marks_of(request: HttpRequest, body: dict[str, Any]) -> Marks:
     application = request.name(b"x-application") or _text(given, "application")
     run = request.name(b"x-run") or _text(given, "run")
     unit = request.name(b"x-unit") or _text(given, "unit")
-    sent = (request.number(header, of) or _number(given.get(name)) for header, of, name in LIMITS)
-    limits = dict(zip(("due_s", "max_tokens", "max_usd"), sent, strict=True))
-    session = Marks(run=run) if run else _session_of(request, body)
-    return session._replace(application=application or session.application, unit=unit or session.unit, **limits)
+    due_s, max_tokens, max_usd = (request.number(header, of) or _number(given.get(name)) for header, of, name in LIMITS)
+    marks = Marks(run=run) if run else _session_of(request, body)
+    marks = marks._replace(application=application or marks.application, unit=unit or marks.unit)
+    return marks._replace(due_s=due_s, max_tokens=max_tokens, max_usd=max_usd)
 
 
 class Sessions:
