@@ -94,8 +94,8 @@ class GraphFeeder:
 
 def deadlines() -> dict[tuple[int, str], float]:
     """Return the seconds that operators give runs, by tenant id and application, where they do."""
-    rows = Application.objects.exclude(run_deadline_s=None).values_list("tenant_id", "name", "run_deadline_s")
-    return {(tenant, name): seconds for tenant, name, seconds in rows}
+    rows = Application.objects.values_list("tenant_id", "name", "run_deadline_s")
+    return {(tenant, name): seconds for tenant, name, seconds in rows if seconds is not None}
 
 
 RunKey = tuple[int, str, str]

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 import msgspec
 
@@ -14,6 +15,9 @@ from controlplane.rows import narrowed
 from controlplane.tuning.selectors import tuned
 from scheduling.applications.demand_graph import MOST_RECORDS, DemandGraph, RunRecord, Step, step_service_s
 from scheduling.applications.standings import USUAL_READING, KnownGraph, PastCall, Run, Standings, most_learned
+
+RUN_DEMAND: Final = "RUN_DEMAND"
+"""Setting of that knob, which is declared with the policy."""
 
 
 def graph_of(application: Application, before: datetime | None = None) -> DemandGraph:
@@ -26,7 +30,7 @@ def graph_of(application: Application, before: datetime | None = None) -> Demand
 
 def demand_by(graph: DemandGraph) -> str:
     """Return by what the models that its LLM units ask predict runs: the knob `run_demand`."""
-    return most_learned(tuned(unit.name).RUN_DEMAND for unit in graph.units.values() if unit.kind == "llm")
+    return most_learned(getattr(tuned(unit.name), RUN_DEMAND) for unit in graph.units.values() if unit.kind == "llm")
 
 
 def known_graph(application: Application) -> KnownGraph | None:
@@ -83,7 +87,7 @@ def predictions(graph: DemandGraph, runs: Sequence[ApplicationRun]) -> list[Pred
                 call.unit,
                 call.began_s,
                 call.ended_s,
-                call.input_tokens,
+                round(call.input_tokens),
                 call.duration_s or call.output_tokens,
                 rates[call.unit],
             )
@@ -92,6 +96,8 @@ def predictions(graph: DemandGraph, runs: Sequence[ApplicationRun]) -> list[Pred
         ]
         run = Standings({}).resume("", row.run, past) or Run(0, "", row.run, began_s, math.inf, 1.0, None, began_s)
         run.draw(known, began_s, by=by)
+        assert run.whole_s is not None
+        assert run.path_s is not None
         standing, (low, _, high), path_s = run.standing(began_s, USUAL_READING), run.whole_s, run.path_s
         low_s, high_s = (max(0.0, float(each) - standing.attained_s) for each in (high[0], low[-1]))
         needs_s = standing.mean_s, low_s, high_s, standing.rank_s, float(path_s.mean()), standing.worst_s

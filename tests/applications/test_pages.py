@@ -241,11 +241,15 @@ def test_an_operator_of_the_tenant_limits_runs(client, operator, viewer, applica
     rest = f"/api/applications/{application.pk}"
     changed = client.patch(rest, {"run_max_usd": 0.5, "run_deadline_s": None}, content_type="application/json")
     assert [changed.json()[name] for name in APPLICATION.fields] == [None, 120_000, 0.5]
-    assert "greater than or equal to 1" in client.post(
-        f"{page}limits/", form | {"run_max_tokens": "0"}, follow=True
-    ).content.decode()
+    assert (
+        "greater than or equal to 1"
+        in client.post(f"{page}limits/", form | {"run_max_tokens": "0"}, follow=True).content.decode()
+    )
     client.force_login(viewer)
-    refused = client.patch(rest, {"run_max_usd": 9}, content_type="application/json"), client.post(f"{page}limits/", form)
+    refused = (
+        client.patch(rest, {"run_max_usd": 9}, content_type="application/json"),
+        client.post(f"{page}limits/", form),
+    )
     assert [each.status_code for each in refused] == [403, 404]
 
 
