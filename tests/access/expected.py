@@ -41,6 +41,7 @@ REASON = {"reason": "a test"}
 
 # Values such as `INSTANCE` are replaced by what the test's world has.
 CONSOLE = {
+    "timeline": Reach(VIEWER),
     "overview": Reach(VIEWER),
     "fleet": Reach(VIEWER),
     "bulk": Reach(OPERATOR, {}, {"instance": "INSTANCE_ID", "verb": "drain"} | REASON),
