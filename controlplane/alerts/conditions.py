@@ -105,6 +105,4 @@ def _budget(rule: AlertRule, now: datetime) -> Iterator[Problem]:
         if share is not None and share >= (rule.limit or 0.0):
             title, words = f"{row.scope} nears its budget", f"{share:.0%} of {row.amount} is used"
             severity, value = "critical" if share >= 1 else "warning", round(share, 4)
-            yield Problem(
-                "budget", row.scope, severity, title, words, "/keys/#budgets", row.model, rank=3, value=value
-            )
+            yield Problem("budget", row.scope, severity, title, words, "/keys/#budgets", row.model, rank=3, value=value)

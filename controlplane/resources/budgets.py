@@ -38,7 +38,13 @@ BUDGETS = Resource(
     rows=visible_budgets,
     columns=(
         Column("id"),
-        Column("scope", "Scope", type=str, draw="console/budgets/scope_cell.html", about="Tenant, API key and model, as far as the budget is of one."),
+        Column(
+            "scope",
+            "Scope",
+            type=str,
+            draw="console/budgets/scope_cell.html",
+            about="Tenant, API key and model, as far as the budget is of one.",
+        ),
         Column("tenant", "Tenant", "tenant.name", type=str | None),
         Column("api_key", "API key", "api_key.prefix", type=str | None, about="First characters of the key."),
         Column("model", "Model"),

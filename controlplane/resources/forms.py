@@ -122,7 +122,10 @@ class BudgetForm(ReasonedForm):
         if "api_key" not in self.fields:  # what it is of stays
             return
         keys: Any = self.fields["api_key"]
-        keys.queryset, keys.help_text = ApiKey.objects.filter(revoked_at=None).select_related("tenant"), "Empty: of all keys."
+        keys.queryset, keys.help_text = (
+            ApiKey.objects.filter(revoked_at=None).select_related("tenant"),
+            "Empty: of all keys.",
+        )
         keys.label_from_instance = lambda key: f"{key} of {key.tenant}"
         self.fields["model"].widget = forms.Select(choices=every("models", model_names()))
 

@@ -189,7 +189,8 @@ class World:
             reason=FLEET_REASON, created_by="zephyr-bot",
         )  # fmt: skip
         Stock.objects.create(node=Node.objects.get(), name="zephyr-34b", source="zephyr/34b")
-        Adapter.objects.create(name="public-sql", base=deployment.model, source="zephyr/sql")  # its name is in `GET /v1/models` of every key
+        # Names of adapters and targets for all tenants are in `GET /v1/models` of every key.
+        Adapter.objects.create(name="public-sql", base=deployment.model, source="zephyr/sql")
         WeightedTarget.objects.create(name="public-chat", target=deployment.model.name)
         ScheduledMinimum.objects.create(
             name="zephyr-hours", model=deployment.model, instances=2, begins="08:00", ends="18:00"

@@ -22,7 +22,9 @@ def test_three_steps_lead_to_the_first_request(client, live):
     client.force_login(User.objects.create_superuser("admin"))
     assert "Three steps to the first request" in client.get("/").content.decode()
     assert ticked(client) == []
-    wrong = client.post("/first-steps/node/", {"region": "home", "gpu_type": "abacus", "gpus": "8", "usd_per_gpu_hour": "2"})
+    wrong = client.post(
+        "/first-steps/node/", {"region": "home", "gpu_type": "abacus", "gpus": "8", "usd_per_gpu_hour": "2"}
+    )
     assert "abacus" in str([*get_messages(wrong.wsgi_request)][-1])
     client.post("/first-steps/node/", {"region": "home", "gpu_type": "h100-80gb", "gpus": "8", "usd_per_gpu_hour": "2"})
     node = Node.objects.get()

@@ -31,7 +31,12 @@ class NodeForm(Form):
         super().__init__(*args, **options)
         self.fields |= {name: form_field(name, DeployRequest.model_fields[name]) for name in OF_A_NODE}
         self.fields["gpus"].label = "GPUs"
-        for name, shown in (("region", "us-east"), ("gpu_type", "h100-80gb"), ("gpus", "8"), ("usd_per_gpu_hour", "2.50")):
+        for name, shown in (
+            ("region", "us-east"),
+            ("gpu_type", "h100-80gb"),
+            ("gpus", "8"),
+            ("usd_per_gpu_hour", "2.50"),
+        ):
             field: Any = self.fields[name]
             field.required, field.help_text = True, ""
             field.widget.attrs |= {"placeholder": shown, "autocomplete": "off", "list": f"{name}-names"}

@@ -62,7 +62,9 @@ class Searched:
         of = {self.key: value(row, self.key)} if self.key else {}
         address = reverse(f"console:{self.page}", kwargs={} if self.parameter else of)
         query = f"?{urlencode({self.parameter: of[self.key]})}" if self.parameter else ""
-        return Result(str(value(row, self.fields[0])), str(value(row, self.note) or "") if self.note else "", address + query)
+        return Result(
+            str(value(row, self.fields[0])), str(value(row, self.note) or "") if self.note else "", address + query
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +97,8 @@ def search(request: HttpRequest) -> HttpResponse:
     """Draw the pages and rows that have each word of `?q=` in their names; all pages where it is empty."""
     text, viewer = request.GET.get("q", "").strip()[:160], viewer_of(request)
     found = [("Pages", [page for page in pages(request) if _fits(text, page.name, page.note)])]
-    for kind in SEARCHED if text else ():
-        if kind.least is None or may(request, kind.least):
-            found.append((kind.title, kind.found(viewer, text)))
+    kinds = [kind for kind in SEARCHED if kind.least is None or may(request, kind.least)] if text else []
+    found += [(kind.title, kind.found(viewer, text)) for kind in kinds]
     return render(request, "console/parts/search_results.html", {"found": [one for one in found if one[1]]})
 
 
