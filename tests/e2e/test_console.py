@@ -289,9 +289,9 @@ def test_everything_by_keyboard(console, open_page):
             page.keyboard.press("Enter")
         expect(page.get_by_role("heading", level=1)).to_have_text(heading)
     page.keyboard.press("Control+k")
-    page.keyboard.type("us-east-3")
-    second = page.get_by_role("option").nth(1)
-    expect(page.get_by_role("group", name="Instances").get_by_role("option").first).to_contain_text("us-east-3")
+    page.keyboard.type("llama us-east")
+    second = dialog.get_by_role("option").nth(1)
+    expect(dialog.get_by_role("group", name="Instances").get_by_role("option").first).to_contain_text("us-east")
     page.keyboard.press("ArrowDown")
     expect(second).to_have_attribute("aria-selected", "true")
     expect(page.get_by_role("combobox", name="Search by name")).to_have_attribute(
