@@ -122,12 +122,12 @@ class BudgetForm(ReasonedForm):
         if "api_key" not in self.fields:  # what it is of stays
             return
         keys: Any = self.fields["api_key"]
-        keys.queryset, keys.help_text = (
-            ApiKey.objects.filter(revoked_at=None).select_related("tenant"),
-            "Empty: of all keys.",
-        )
+        keys.queryset = ApiKey.objects.filter(revoked_at=None).select_related("tenant")
         keys.label_from_instance = lambda key: f"{key} of {key.tenant}"
+        keys.empty_label, self.fields["tenant"].empty_label = "All keys", "All, or that of the key"  # type: ignore[attr-defined]
         self.fields["model"].widget = forms.Select(choices=every("models", model_names()))
+        for name in ("tenant", "model"):
+            self.fields[name].help_text = ""
 
 
 NONE = ("", "No access")

@@ -23,7 +23,8 @@ export function startSearch() {
       const answer = await fetch(`${field.dataset.address}?${new URLSearchParams({ q: text })}`);
       if (text !== field.value || !answer.ok || answer.redirected) return;
       list.innerHTML = await answer.text();
-      said.textContent = options().length ? `${options().length} results` : `Nothing that you may see has “${text}” in its name.`;
+      const count = options().length;
+      said.textContent = count ? `${count} ${count === 1 ? "result" : "results"}, at most six of a kind` : `Nothing that you may see has “${text}” in its name.`;
       choose(options()[0]);
     } catch { said.textContent = "The server does not answer."; }
   }

@@ -38,7 +38,7 @@ class NodeForm(Form):
             ("usd_per_gpu_hour", "2.50"),
         ):
             field: Any = self.fields[name]
-            field.required, field.help_text = True, ""
+            field.required, field.help_text, field.initial = True, "", None
             field.widget.attrs |= {"placeholder": shown, "autocomplete": "off", "list": f"{name}-names"}
         self.fields["gpus"].widget.attrs["min"] = 1
 
