@@ -36,7 +36,7 @@ def test_the_page_begins_a_replay_of_its_runs_and_a_what_if_with_its_graph(clien
     answer = client.post("/what-if/new", dict(parse_qsl(urlsplit(link).query)) | window)
     assert answer.status_code == 302, answer.content.decode()
     row = run_all(WhatIf.objects.get())
-    assert [each.name for each in row.futures.order_by("letter")] == ["As now", "FCFS and JSQ", "Hermes order"]
+    assert [each.name for each in row.futures.order_by("letter")] == ["As now", f"order to Hermes, {MODEL}"]
     for seed in FutureSeed.objects.all():
         of = seed.result["runs"]["review"]
         assert of["runs"] == of["ended"] == 20

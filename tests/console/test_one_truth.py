@@ -6,8 +6,6 @@ import pytest
 from django.core.management import call_command
 from django.http import QueryDict
 
-from controlplane.console.pages.what_if.forms import asked
-from controlplane.console.pages.what_if.views import READY
 from controlplane.planning.models import PolicyMode, ScalingPolicy
 from controlplane.simulation.whatif.fork import _without_strategy
 from tests.console.conftest import rows_of
@@ -36,11 +34,6 @@ def test_the_alerts_page_knows_of_what_needs_attention(reader, live, make_instan
     shown = reader.get("/alerts/").content.decode()
     assert "No rule has an open alert." in shown
     assert re.search(r"has \d+ things? that needs? attention and that no rule watches", re.sub(r"<[^>]*>", "", shown))
-
-
-@pytest.mark.parametrize(("label", "query"), READY)
-def test_ready_questions_open_valid_forms(label, query, db):
-    assert asked(QueryDict(query), {}).errors == {}
 
 
 @pytest.mark.parametrize("mode", [None, *PolicyMode])

@@ -45,7 +45,6 @@ class WhatIfIn(Strict):
     """Changes of demand shared by all futures."""
     futures: list[FutureIn] = []
     """Futures other than A (the present state); at most six."""
-    slo_target: float = 0.99
     scenario: dict[str, Any] | None = None
     """Scenario file (docs/plan/simulation.md) in JSON, simulated by itself with its own seed; traces and other files are not
     read. Leave out all else."""
@@ -56,7 +55,7 @@ class WhatIfOut(RowSchema):
         model = WhatIf
         fields = (
             "id", "title", "horizon_s", "warmup_s", "seeds", "created_at", "submitted_at", "started_at", "ended_at",
-            "slo_target", "nightly",
+            "nightly",
         )  # fmt: skip
 
     requested_by: str | None = Field(None, alias="requested_by.username", description="Null once the user is deleted.")
@@ -129,10 +128,13 @@ class WhatIfChange(Strict):
 class PlanIn(DecisionIn):
     future: str = Field(max_length=1)
     """Letter of the future."""
+    anyway: bool = False
+    """Also if it breaks its promises in most of its seeds."""
 
 
 class ComparisonQuery(Schema):
-    scope: str = selectors.ALL
+    slo_class: str = ""
+    """Whose requests are compared; by default the class that does worst against its own target as things are now."""
 
 
 class TraceOut(RowSchema):
@@ -193,23 +195,23 @@ def delete_what_if(request: ApiRequest, number: int) -> Status[None]:
 
 @router.get("/what-ifs/{int:number}/comparison", response=dict[str, Any])
 def compare_futures(request: ApiRequest, number: int, query: Query[ComparisonQuery]) -> dict[str, Any]:
-    """Compare the futures with 95% intervals, and the first decision of each that differs from those of A.
+    """Compare the futures with 95% intervals. A verdict is on the promises of all classes.
 
-    `scope`: all, interactive. `curves`, by letter: ttft_p95_ms by
-    SLO class at `until_s`, and ready instances by `MODEL REGION` at `t_s`.
+    `curves`, by letter: ttft_p95_ms by SLO class at `until_s`, and ready instances by `MODEL REGION` at `t_s`.
     """
     row = _row(number)
-    return {**selectors.comparison(row, query.scope), "curves": selectors.curves(row)}
+    return {**selectors.comparison(row, query.slo_class), "curves": selectors.curves(row)}
 
 
 @router.post("/what-ifs/{int:number}/plan", response=WhatIfDetail)
 def make_what_if_plan(request: ApiRequest, number: int, body: PlanIn) -> WhatIf:
     """Make a future the plan: its policies and bounds apply, its instances are proposed as plans to approve.
 
-    The `warnings` of a future in the detail say what speaks against it.
+    The `warnings` of a future in the detail say what speaks against it. 409 if it breaks its promises in most of its
+    seeds, unless `anyway`.
     """
     user = request.auth.require(Role.OPERATOR)
-    return plan.make_plan(_row(number), body.future, user, body.reason)
+    return plan.make_plan(_row(number), body.future, user, body.reason, anyway=body.anyway)
 
 
 @router.get("/what-if-traces", response=Items[TraceOut])

@@ -17,7 +17,7 @@ show(
     FutureSeed,
     *("id", "future", "seed", "state", "phase", "progress", "attempts", "started_at", "ended_at"),
     search=("error", "future__what_if__title"),
-    exclude=("curves", "log"),
+    exclude=("curves",),
     related=("future__what_if",),
 )
 show(

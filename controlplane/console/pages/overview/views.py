@@ -21,7 +21,6 @@ from controlplane.fleet.selectors import instances, usd_per_hour
 from controlplane.resources.filters import CHART_RANGE, Filters, model_select
 from controlplane.resources.instances import INSTANCES, SUMMARY
 from controlplane.resources.names import model_names
-from controlplane.simulation.whatif import nightly
 
 INSTANCES_SHOWN = 12
 MODELS_SHOWN = 4
@@ -66,7 +65,6 @@ def overview(request: HttpRequest) -> HttpResponseBase:
         "rows_total": len(rows),
         "usd_per_hour": usd_per_hour(model),
         "events": event_list(),
-        "nightly": nightly.summary(),
         "disconnected": SOURCE_TEXT.get(state.source, "") if state.source != Source.LIVE else "",
     }
     return render(request, "console/overview/overview.html", context)

@@ -24,7 +24,6 @@ from controlplane.planning.models import PolicyMode
 from controlplane.planning.titles import title_of
 from controlplane.resources.filters import Filters, model_select
 from controlplane.resources.names import model_names, place_titles
-from controlplane.simulation.whatif import nightly
 from controlplane.tuning.selectors import tuned
 
 PLANS_SHOWN = 8
@@ -66,7 +65,6 @@ def scaling(request: HttpRequest) -> HttpResponseBase:
         "newest_plan": planning.plans(model=model).first(),
         "moves_day": planning.moves_since(planning.hours_ago(24), model),
         "unmet": [card for card in cards if card.shortage and not card.expired],
-        "nightly": nightly.summary(),
         "demand_chart": asked,
         "policies": policies,
         "bundles": tables.bundle_choices([row for row, _ in policies]),
