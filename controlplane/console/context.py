@@ -50,7 +50,9 @@ OVERVIEW = _entry("Overview", "overview", "o", "overview")
 FLEET = Entry("Fleet", "instances", "f", (
     Section("instances", "Instances", ("instance", "rollout")), Section("nodes", "Nodes"), Section("spot", "Spot pool"),
 ))  # fmt: skip
-REQUESTS = _entry("Requests", "requests", "r", "requests", "request")
+REQUESTS = Entry("Requests", "requests", "r", (
+    Section("requests", "Requests", ("request",)), Section("playground", "Playground"),
+))  # fmt: skip
 MODELS = Entry("Models", "models", "m", (
     Section("models", "Models", ("deploy", "deployed", "targets")), Section("forecast", "Forecast"), Section("lengths", "Lengths"),
 ))  # fmt: skip
@@ -84,7 +86,19 @@ def navigation(request: HttpRequest) -> list[tuple[str, tuple[Entry, ...]]]:
             ("Administer", (USAGE, system)),
         ]
     lengths = _entry("Lengths", "lengths", "l", "lengths")
-    return [("", (USAGE, REQUESTS, BATCHES, APPLICATIONS, lengths, replace(SYSTEM, label="API", icon="api", sections=(API,))))]
+    return [
+        (
+            "",
+            (
+                USAGE,
+                REQUESTS,
+                BATCHES,
+                APPLICATIONS,
+                lengths,
+                replace(SYSTEM, label="API", icon="api", sections=(API,)),
+            ),
+        )
+    ]
 
 
 def freshness(state: LiveState) -> dict[str, str]:

@@ -23,6 +23,7 @@ from controlplane.console.pages.models.forms import change
 from controlplane.console.pages.nodes import views as nodes
 from controlplane.console.pages.overview import views as overview
 from controlplane.console.pages.plans import views as plans
+from controlplane.console.pages.playground import views as playground
 from controlplane.console.pages.queues import views as queues
 from controlplane.console.pages.requests import views as requests
 from controlplane.console.pages.scaling import views as scaling
@@ -60,6 +61,9 @@ urlpatterns = [
     path("applications/runs/<int:pk>/", applications.run, name="run"),
     path("spot/", spot.spot, name="spot"),
     path("spot/stop/", spot.stop, name="spot-stop"),
+    path("playground/", playground.playground, name="playground"),
+    path("playground/key/", playground.key, name="playground-key"),
+    path("playground/decision/", playground.decision, name="playground-decision"),
     path("requests/", requests.requests, name="requests"),
     path("requests/<int:pk>/", requests.request_detail, name="request"),
     path("forecast/", forecast.forecast, name="forecast"),

@@ -4,7 +4,6 @@ import re
 
 import pytest
 from django.core.management import call_command
-from django.http import QueryDict
 
 from controlplane.planning.models import PolicyMode, ScalingPolicy
 from controlplane.simulation.whatif.fork import _without_strategy

@@ -142,7 +142,7 @@ def test_a_form_is_a_request():
     values = {"horizon_s": 600.0, "warmup_s": 60.0, "seeds": 3, "title": "Twice", "edits": [twice]}
     assert wanted.values == values
     names = [one["name"] for one in wanted.futures]
-    assert names == ["As now", "QLM", "Pilothouse", "g 4 to 4 in East"]
+    assert names == ["As now", "QLM", "Pilothouse", "g 2 to 4 in East"]
 
 
 LOST = {"failure-what": "region", "failure-region": "east", "failure-at_s": "60", "failure-for_s": "300"}
@@ -152,13 +152,13 @@ GONE = "East is lost after 1 min, back 5 min later"
 @pytest.mark.parametrize(
     ("fields", "futures", "edits"),
     [
-        ({}, {"QLM": ["policy"], "g 4 to 4 in East": ["gpus"]}, ["demand", "failure"]),
+        ({}, {"QLM": ["policy"], "g 2 to 4 in East": ["gpus"]}, ["demand", "failure"]),
         (
             {"beside": "yes"},
             {
                 f"2x demand; {GONE}": ["demand", "failure"],
                 f"QLM with 2x demand; {GONE}": ["demand", "failure", "policy"],
-                f"g 4 to 4 in East with 2x demand; {GONE}"[:80]: ["demand", "failure", "gpus"],
+                f"g 2 to 4 in East with 2x demand; {GONE}"[:80]: ["demand", "failure", "gpus"],
             },
             [],
         ),
@@ -194,7 +194,9 @@ def test_the_rest_is_a_file_as_rest_takes_it():
     assert (wanted.begin["kind"], wanted.values["horizon_s"]) == ("ledger", 7200.0)
     assert [edit["kind"] for edit in wanted.values["edits"]] == ["price"]
     assert [one["name"] for one in wanted.futures] == ["As now", "FCFS and JSQ", "Slow"]
-    again = asked(entered(chosen="yes", advanced='{"edits": [{"kind": "price", "gpu": "g", "usd_per_hour": 3.0}]}'), NOW)
+    again = asked(
+        entered(chosen="yes", advanced='{"edits": [{"kind": "price", "gpu": "g", "usd_per_hour": 3.0}]}'), NOW
+    )
     assert again.values["edits"] == wanted.values["edits"]
 
 
@@ -204,7 +206,7 @@ def test_the_rest_is_a_file_as_rest_takes_it():
         ({"seeds": "many"}, "seeds", "whole number"),
         ({"seeds": "0"}, "seeds", "greater than or equal to 1"),
         ({"horizon": "1"}, "horizon", "greater than or equal to 60"),
-        ({"demand-edit": "factor", "demand-by": "x"}, "Demand 1, By", "valid number"),
+        ({"demand-edit": "factor", "demand-by": "x"}, "Demand 1, Times", "valid number"),
         ({"demand-edit": "burst", "demand-by": "2"}, "Demand 1", "until_s is missing"),
         ({"advanced": "edits = 3"}, "Advanced, edits", "valid list"),
         ({"advanced": "{"}, "Advanced", "neither TOML nor JSON"),
@@ -283,7 +285,7 @@ def test_running_it_makes_a_what_if_that_can_be_edited_again(client, operator, b
     answer = client.post(NEW, {"seeds": "2", "horizon": "600", "chosen": "yes", "preset": "qlm", **DOUBLED})
     row = WhatIf.objects.get()
     assert answer["Location"] == reverse("console:what-if", args=[row.pk])
-    assert row.title == "What if … 2x demand"
+    assert row.title == "What if … 2x demand; QLM"
     assert (row.state, row.seeds, row.requested_by) == (WhatIfState.QUEUED, 2, operator)
     assert row.edits == [{"kind": "demand", "edit": "factor", "by": 2.0}]
     assert "demand-by=2" in row.asked
@@ -373,7 +375,7 @@ def test_cancel_resume_and_more_repetitions(acting, begun):
 
 def test_the_list_asks_and_has_one_replay_of_the_ledger(client, operator, viewer):
     text = page(client, operator, "/what-if/")
-    assert "No what-ifs yet." in text
+    assert "No what-if yet." in text
     assert all(f"?ask={name}" in text for name in QUESTIONS)
     assert "New what-if" not in page(client, viewer, "/what-if/")
     kept = [WhatIf.objects.create(title=f"Replay {day}", nightly=True, state="done") for day in (1, 2)]
@@ -396,7 +398,9 @@ def test_the_list_shows_the_simulator_error(acting):
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_every_question_opens_a_valid_form_that_runs_to_its_end(client, operator, make_instance, slo_class, monkeypatch, question):
+def test_every_question_opens_a_valid_form_that_runs_to_its_end(
+    client, operator, make_instance, slo_class, monkeypatch, question
+):
     """On the fleet of the database, whose busiest node, region and model are asked about."""
     first, second = make_instance(), make_instance()
     place = first.deployment
@@ -418,7 +422,12 @@ def test_every_question_opens_a_valid_form_that_runs_to_its_end(client, operator
     assert row.state == WhatIfState.DONE
     first_of, second_of = row.futures.order_by("letter")
     assert not first_of.changes
-    said = {"region": "US East is lost", "double": "2x demand", "node": "node gpu-7 in US East is lost", "model": "1.5x demand of"}
+    said = {
+        "region": "US East is lost",
+        "double": "2x demand",
+        "node": "node gpu-7 in US East is lost",
+        "model": "1.5x demand of",
+    }
     assert second_of.name.startswith(said[question])
     assert row.title == f"What if … {second_of.name}"
     requests = [each["requests"]["mean"] for each in selectors.comparison(row)["futures"]]
@@ -454,7 +463,9 @@ def test_the_page_says_what_it_has_drawn_and_lines_of_futures_are_kept_fresh(act
         mark = fragments.drawn_of(live.feed.latest(), f"what-if:{ran.pk}")
         text = acting.get(f"/what-if/{ran.pk}/").content.decode()
         assert mark in text
-        assert ("Done, 1 of 2 futures failed" in text) == ("failed: Repetition 1: no instance fits" in text) == bool(error)
+        assert (
+            ("Done, 1 of 2 futures failed" in text) == ("failed: Repetition 1: no instance fits" in text) == bool(error)
+        )
         marks.add(mark)
     assert len(marks) == 2
     html = what_ifs.html(what_ifs.read(ran.pk) | {"state": "running"})

@@ -220,7 +220,7 @@ def comparison(row: WhatIf, slo_class: str = "") -> dict[str, Any]:
                 "delta": to_decide(_differences(own, base, "slo_met")) if letter != "A" else None,
                 "verdict": None if None in settled else max(settled, default=None),
             },
-            "slo_met": _shown(_share(list(own.values()), met_error), _differences(own, base, "slo_met")),
+            "slo_met": _shown(_slo_met(list(own.values()), met_error), _differences(own, base, "slo_met")),
             "runs": _runs(list(ended.values())),
         }
         for name in COLUMNS:
@@ -256,7 +256,7 @@ def _promises(results: Sequence[dict[str, Any]], targets: Mapping[str, float], e
     made = {}
     for name, target in targets.items():
         own = [each["columns"][name] for each in results if name in each["columns"]]
-        interval = _share(own, error)
+        interval = _slo_met(own, error)
         shares = [each["slo_met"] for each in own if each["slo_met"] is not None]
         made[name] = OfClass(shares, interval, verdict_of(interval, target))
     return made
@@ -268,7 +268,7 @@ def _kept(results: Mapping[int, dict[str, Any]], name: str, target: float) -> li
     return [share is None or share >= target for share in shares]
 
 
-def _share(of: Sequence[dict[str, Any]], error: float) -> Interval | None:
+def _slo_met(of: Sequence[dict[str, Any]], error: float) -> Interval | None:
     interval = of_shares([each["judged"] - each["missed"] for each in of], [each["judged"] for each in of])
     return None if interval is None else interval.widened(error, 0.0, 1.0)
 

@@ -7,6 +7,7 @@ import { startChanges, startCopying, startDialogs, startEstimates, startFilters,
 import { startKeys } from "./keys.js";
 import { Live } from "./live.js";
 import { startMenus } from "./menus.js";
+import { startPlayground } from "./playground.js";
 import { startQueues } from "./queues.js";
 import { refreshRegions, startSwapLinks, swap } from "./swap.js";
 import { startWhatIfs } from "./whatif.js";
@@ -39,4 +40,5 @@ startChanges();
 startEstimates();
 startSending();
 startCopying();
+startPlayground();
 startSwapLinks();

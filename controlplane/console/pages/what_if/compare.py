@@ -15,6 +15,7 @@ DASHES: Final = ("solid", "solid", "solid", "longdash", "dot", "dashdot", "dash"
 """Of the futures A to G: line style differs as well as colour."""
 MARKS: Final = {"ok": "ready", "warning": "warning", "critical": "critical", "info": "loading", "idle": "stopped"}
 STATES: Final = {"queued": "info", "running": "info", "done": "ok", "cancelled": "idle", "failed": "critical"}
+MEANS: Final = ("slo_met", "ttft_p95_ms", "cost_usd_per_h", "queue_peak")
 TONES: Final = {Verdict.CHEAPEST: "ok", Verdict.MEETS: "ok", Verdict.CLOSE: "warning", Verdict.MISSES: "critical"}
 
 
@@ -42,6 +43,7 @@ def rows_of(compared: Row, progress: Row) -> list[Row]:
         {
             **one,
             "at": LETTERS.index(one["letter"]),
+            "means": {name: (one[name] or {}).get("mean") for name in MEANS},
             "whole": one["seeds_done"] == one["seeds"],
             "state": done[one["letter"]]["state"],
             "progress": done[one["letter"]]["done"],
