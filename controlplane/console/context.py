@@ -54,7 +54,8 @@ REQUESTS = Entry("Requests", "requests", "r", (
     Section("requests", "Requests", ("request",)), Section("playground", "Playground"),
 ))  # fmt: skip
 MODELS = Entry("Models", "models", "m", (
-    Section("models", "Models", ("deploy", "deployed", "targets")), Section("forecast", "Forecast"), Section("lengths", "Lengths"),
+    Section("models", "Models", ("deploy", "deployed", "targets")), Section("forecast", "Forecast"),
+    Section("lengths", "Lengths"),
 ))  # fmt: skip
 QUEUES = _entry("Queues", "queues", "q", "queues")
 BATCHES = _entry("Batches", "batches", "b", "batches", "batch")
