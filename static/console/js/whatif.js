@@ -28,11 +28,10 @@ function startForm(form) {
   form.addEventListener("change", async ({ target }) => {
     if (target.name === "start") for (const part of form.querySelectorAll("[data-for]")) part.hidden = !part.dataset.for.split(" ").includes(target.value);
     const text = form.elements[target.dataset.into];
-    if (text) text.value = await target.files[0].text();
-    if (text) changed(text);
+    if (text) changed(Object.assign(text, { value: await target.files[0].text() }));
   });
-  document.addEventListener("keydown", (event) => {
-    if ((event.ctrlKey || event.metaKey) && event.key === "Enter") document.querySelector("[data-run]:not(:disabled)")?.click();
+  document.addEventListener("keydown", ({ ctrlKey, metaKey, key }) => {
+    if ((ctrlKey || metaKey) && key === "Enter") document.querySelector("[data-run]:not(:disabled)")?.click();
   });
 }
 
@@ -43,11 +42,9 @@ export function pressed({ key }) {
   return Boolean(button);
 }
 
-// Futures by number and arrows.
+// Futures by number; arrows go on from the chosen one.
 function keys(event) {
-  const radios = [...document.querySelectorAll('[type="radio"][name="future"]')];
-  const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-  const chosen = radios[step && !radios.includes(document.activeElement) ? radios.findIndex((radio) => radio.checked) + step : event.key - 1];
+  const chosen = document.querySelectorAll('[type="radio"][name="future"]')[event.key - 1];
   chosen?.click();
   chosen?.focus();
   return Boolean(chosen) || pressed(event);

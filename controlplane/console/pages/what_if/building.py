@@ -100,7 +100,6 @@ def _form(data: QueryDict, form: WhatIfForm, values: Values) -> dict[str, Any]:
 
     return {
         "form": form,
-        "questions": QUESTIONS.items(),
         "formats": sorted(FORMATS),
         "trace": (TRACE, forms.trace_row(data)),
         "scenario": parts(SCENARIO),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from controlplane.console.formats import duration, goal, percent_fine, points_signed, usd
+from controlplane.console.formats import duration, goal, percent_fine, points_signed, usd, usd_signed
 from controlplane.simulation.whatif import plan
 from controlplane.simulation.whatif.models import LETTERS, WhatIfState
 from scheduling.compiling import Progress
@@ -67,11 +67,8 @@ def against_now(one: Row) -> Row:
         interval = "" if one["seeds_done"] < 2 else "in each repetition"
         sure = sure or one["seeds_done"] > 1
     tone = "" if not sure or not met["delta"] else "better" if met["delta"] > 0 else "worse"
-    return {
-        "text": points_signed(met["delta"]),
-        "under": "; ".join(filter(None, (interval, "" if sure else needs))),
-        "tone": tone,
-    }
+    under = "; ".join(filter(None, (interval, "" if sure else needs)))
+    return {"text": points_signed(met["delta"]), "under": under, "tone": tone}
 
 
 def open_words(one: Row) -> str:
@@ -126,15 +123,8 @@ def sentence(one: Row, compared: Mapping[str, Any]) -> str:
         return "Nothing of it is simulated yet."
     whose = f" of {compared['slo_class']}" if compared["target"] else ""
     target = f", and {goal(compared['target'])} are promised" if compared["target"] else ""
-    words = f"{percent_fine(met['mean'])}{whose} meet the SLO{target}"
-    if one["letter"] == "A":
-        words = f"As things are, {words} at {usd(cost['mean'])} an hour"
-    elif met["delta"] is not None and cost["delta"] is not None:
-        by = (
-            "at the same cost as now"
-            if abs(cost["delta"]) < 0.005
-            else (f"for {usd(abs(cost['delta']))} an hour {'more' if cost['delta'] > 0 else 'less'} than now")
-        )
-        words = f"{words}: {points_signed(met['delta'])} {by}"
+    words = f"{percent_fine(met['mean'])}{whose} meet the SLO{target}, at {usd(cost['mean'])} an hour"
+    if one["letter"] != "A" and met["delta"] is not None:
+        words += f": {points_signed(met['delta'])} against now, and {usd_signed(cost['delta'])} an hour"
     kept = f" It keeps its promises in {one['holds']} of {one['promised']} repetitions."
     return f"{words}.{kept if one['promised'] and not plan.doubt_of(one) else ''}"
