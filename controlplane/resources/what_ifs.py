@@ -1,8 +1,7 @@
 """What-ifs, with the nightly replay of the ledger among them."""
 
-from typing import Any
-
 from django.db.models import QuerySet
+from pydantic import AwareDatetime
 
 from controlplane.accounts.models import Role
 from controlplane.resources.filters import Hidden
@@ -50,7 +49,7 @@ WHAT_IFS = Resource(
     ),
     filters=(
         Filter("state", type=WhatIfState),
-        Filter("since", "created_at__gte", Any),
+        Filter("since", "created_at__gte", AwareDatetime),
         Filter("nightly", type=bool),
         Filter("replays", by_replays, rest=False, control=Hidden("replays", ("newest", "all"), "newest")),
     ),

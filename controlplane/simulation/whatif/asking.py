@@ -65,7 +65,10 @@ def futures_of(values: Values, beside: Changes, presets: Sequence[str], fleet: C
     said = words_of(beside, values)
     made = [(PRESETS[name].title, list(PRESETS[name].changes)) for name in presets if name in PRESETS]
     made += [(words_of(fleet, values), fleet)] if fleet else []
-    futures = [{"name": AS_NOW, "changes": []}, *([{"name": said[:80], "changes": beside}] if beside else [])]
+    futures: list[dict[str, Any]] = [
+        {"name": AS_NOW, "changes": []},
+        *([{"name": said[:80], "changes": beside}] if beside else []),
+    ]
     with_it = f" with {said}" if beside else ""
     return futures + [{"name": f"{name}{with_it}"[:80], "changes": [*beside, *map(dict, each)]} for name, each in made]
 

@@ -92,8 +92,8 @@ def needs_of(one: dict[str, Any], what: str) -> str:
 
 def more_of(futures: Sequence[dict[str, Any]]) -> int:
     """Return how many repetitions to add to a comparison's *futures*: those that decide what can be decided, else a few."""
-    seeds = futures[0]["seeds"]
-    needed = max((each for one in futures for each in one["decides"].values() if each is not None), default=0)
+    seeds: int = futures[0]["seeds"]
+    needed: int = max((each for one in futures for each in one["decides"].values() if each is not None), default=0)
     return needed - seeds if needed > seeds else min(MORE_SEEDS, MAX_SEEDS - seeds)
 
 

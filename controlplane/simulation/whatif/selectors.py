@@ -204,7 +204,8 @@ def comparison(row: WhatIf, slo_class: str = "") -> dict[str, Any]:
             all(met) for met in zip(*(_kept(ended, name, target) for name, target in targets.items()), strict=True)
         ]
         close = [name for name, one in kept.items() if one.verdict == Verdict.CLOSE]
-        settled = [to_decide(kept[name].shares, targets[name], met_error) for name in close]
+        needed = (to_decide(kept[name].shares, targets[name], met_error) for name in close)
+        settled = [each for each in needed if each is not None]
         entry: dict[str, Any] = {
             "letter": letter,
             "name": future.name,
@@ -218,7 +219,7 @@ def comparison(row: WhatIf, slo_class: str = "") -> dict[str, Any]:
             "promised": len(by_seed) if any(one.shares for one in kept.values()) else 0,
             "decides": {
                 "delta": to_decide(_differences(own, base, "slo_met")) if letter != "A" else None,
-                "verdict": None if None in settled else max(settled, default=None),
+                "verdict": max(settled, default=None) if len(settled) == len(close) else None,
             },
             "slo_met": _shown(_slo_met(list(own.values()), met_error), _differences(own, base, "slo_met")),
             "runs": _runs(list(ended.values())),

@@ -24,7 +24,6 @@ from controlplane.console.lists import viewer_of
 from controlplane.console.pages.keys.examples import model_to_try
 from controlplane.console.pages.requests import placements
 from controlplane.fleet.models import Model, SloClass
-from controlplane.fleet.selectors import names_to_ask_for
 from controlplane.resources.requests import visible_requests
 from controlplane.usage.budgets import usd_per_token
 from scheduling.model_task import Task
@@ -35,15 +34,11 @@ KEY_LIFETIME: Final = timedelta(minutes=15)
 @require_safe
 @signed_in
 def playground(request: HttpRequest) -> HttpResponse:
-    viewer = viewer_of(request)
-    tenants = list(tenants_with_managed_keys(request.user).filter(active=True))
-    names = {name for tenant in tenants or viewer.tenants() for name in names_to_ask_for(tenant.pk)}
-    others = set(Model.objects.exclude(task=Task.GENERATE).values_list("name", flat=True))
     context = {
-        "tenants": tenants,
-        "models": sorted(names - others),
+        "tenants": tenants_with_managed_keys(request.user).filter(active=True),
+        "models": Model.objects.filter(task=Task.GENERATE, deployments__active=True).distinct(),
         "model": request.GET.get("model") or model_to_try(),
-        "classes": SloClass.objects.filter(tenants__in=viewer.tenants()).distinct(),
+        "classes": SloClass.objects.filter(tenants__in=viewer_of(request).tenants()).distinct(),
         "minutes": KEY_LIFETIME // timedelta(minutes=1),
     }
     return render(request, "console/playground/playground.html", context)

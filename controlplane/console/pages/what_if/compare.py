@@ -64,8 +64,7 @@ def against_now(one: Row) -> Row:
     interval = f"{points_signed(met['delta_low'])} to {points_signed(met['delta_high'])}"
     sure, needs = one["decides"]["delta"] == one["seeds_done"], plan.needs_of(one, "delta")
     if met["delta_low"] == met["delta_high"]:
-        interval = "" if one["seeds_done"] < 2 else "in each repetition"
-        sure = sure or one["seeds_done"] > 1
+        sure, interval = sure or one["seeds_done"] > 1, "the same" * (not met["delta"])
     tone = "" if not sure or not met["delta"] else "better" if met["delta"] > 0 else "worse"
     under = "; ".join(filter(None, (interval, "" if sure else needs)))
     return {"text": points_signed(met["delta"]), "under": under, "tone": tone}
@@ -125,6 +124,7 @@ def sentence(one: Row, compared: Mapping[str, Any]) -> str:
     target = f", and {goal(compared['target'])} are promised" if compared["target"] else ""
     words = f"{percent_fine(met['mean'])}{whose} meet the SLO{target}, at {usd(cost['mean'])} an hour"
     if one["letter"] != "A" and met["delta"] is not None:
-        words += f": {points_signed(met['delta'])} against now, and {usd_signed(cost['delta'])} an hour"
+        by = "at the same cost" if abs(cost["delta"]) < 0.005 else f"{usd_signed(cost['delta'])} an hour"
+        words += f": {points_signed(met['delta'])} against now, {by}"
     kept = f" It keeps its promises in {one['holds']} of {one['promised']} repetitions."
     return f"{words}.{kept if one['promised'] and not plan.doubt_of(one) else ''}"

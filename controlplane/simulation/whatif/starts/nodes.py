@@ -80,7 +80,7 @@ def resolved(changes: Sequence[Mapping[str, Any]], values: dict[str, Any]) -> li
 def _with_graph(change: dict[str, Any]) -> dict[str, Any]:
     runs = change.get("application")
     named = runs.get("graph") if isinstance(runs, dict) else None
-    if not isinstance(named, str) or not named.startswith(RECORDED):
+    if not isinstance(runs, dict) or not isinstance(named, str) or not named.startswith(RECORDED):
         return change
     key = named.removeprefix(RECORDED)
     row = Application.objects.filter(pk=int(key) if key.isdecimal() else 0).first()
