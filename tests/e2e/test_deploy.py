@@ -141,7 +141,7 @@ def test_one_form_to_the_first_token(stack, open_page):
 def test_a_prompt_goes_through_the_gateway_and_its_decision_is_shown(stack, open_page):
     page = signed_in(stack, open_page)
     page.goto("/playground/")
-    page.get_by_label("Model").fill(MOVED)
+    page.get_by_label("Model", exact=True).fill(MOVED)
     for stream in (True, False):
         page.get_by_label("Stream the answer").set_checked(stream)
         page.get_by_label("Max tokens").fill("40")
@@ -186,7 +186,7 @@ def test_a_plan_of_a_what_if_moves_an_instance(stack, open_page):
         box.check()
     dialog.get_by_label("Note").fill("one more for the evening")
     dialog.get_by_role("button", name="Make it the plan").click()
-    expect(page.locator(".choice")).to_contain_text("B became the plan on")
+    expect(page.locator(".choice")).to_contain_text("B became the plan, by")
     stack.says("shell", "-v", "0", "-c", APPROVE)
     until_s = time.monotonic() + READY_WITHIN_MS / 1000
     while int(stack.says("shell", "-v", "0", "-c", COUNT)) != before + 1:

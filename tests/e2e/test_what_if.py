@@ -86,7 +86,7 @@ def test_a_what_if_from_the_question_to_the_plan(no_what_ifs, open_page, browser
     before = list(orders)
     assert set(before) != {"qlm"}
     dialog.get_by_role("button", name="Make it the plan").click()
-    expect(page.locator(".choice")).to_contain_text("B became the plan on")
+    expect(page.locator(".choice")).to_contain_text("B became the plan, by")
     assert set(orders.all()) == {"qlm"}
     assert Event.objects.filter(kind="what_if.made_the_plan", subject_id=str(row.pk)).count() == 1
     event = Event.objects.get(kind="what_if.made_the_plan", subject_id=str(row.pk))

@@ -22,7 +22,7 @@ function remove(place, row) {
 function startForm(form) {
   form.addEventListener("click", ({ target }) => {
     const [place, button] = [target.closest("[data-rows]"), target.closest("[data-add]")];
-    if (button) add(place, JSON.parse(button.dataset.filled));
+    if (button) add(place, JSON.parse(button.dataset.filled || "{}"));
     else if (target.closest("[data-remove]")) remove(place, target.closest("tr"));
   });
   form.addEventListener("change", async ({ target }) => {
