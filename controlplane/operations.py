@@ -280,13 +280,13 @@ class GatewayCollector:
             ("cost_usd_per_hour", "On-demand price of these GPUs.", "usd_per_hour"),
         ):  # fmt: skip
             yield gauge(name, about, ENDPOINT, [(key, getattr(load, field)) for key, load in loads])
-        whole = read if read and self.gateway.lease.holds(BATCHES) else None
-        gpus = whole.gpus if whole else {}
-        yield gauge("gpus", "GPUs of nodes, by what they do.", ("region", "gpu_type", "state"), gpus.items())
+        whole = [read] if read and self.gateway.lease.holds(BATCHES) else []
+        gpus = [row for each in whole for row in each.gpus.items()]
+        yield gauge("gpus", "GPUs of nodes, by what they do.", ("region", "gpu_type", "state"), gpus)
         about = "Lines of batches that are still to come."
-        yield gauge("deferred_lines", about, (), [((), whole and whole.deferred_lines)])
+        yield gauge("deferred_lines", about, (), [((), each.deferred_lines) for each in whole])
         about = "Least time that an open batch has to spare at its pace; below 0 it will be late."
-        yield gauge("deadline_slack_seconds", about, (), [((), whole and whole.slack_s)])
+        yield gauge("deadline_slack_seconds", about, (), [((), each.slack_s) for each in whole])
 
     @staticmethod
     def _service_levels(dispatching: Dispatching) -> Iterator[Metric]:

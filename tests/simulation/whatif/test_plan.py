@@ -84,7 +84,9 @@ def test_assumptions_are_stated(asked, operator, deployment):
     assert present(deployment)["routing_policy"] == "round_robin"
 
 
-def test_what_speaks_against_it_is_one_list_and_a_broken_promise_is_confirmed(asked, operator, deployment, make_instance):
+def test_what_speaks_against_it_is_one_list_and_a_broken_promise_is_confirmed(
+    asked, operator, deployment, make_instance
+):
     future = asked.futures.get(letter="B")
     for run in future.runs.all():
         for columns in run.result["columns"].values():

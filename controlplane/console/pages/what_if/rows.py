@@ -14,9 +14,10 @@ from django.http import QueryDict
 from pydantic import BaseModel
 
 from controlplane.console.formats import NONE
+from controlplane.fleet.models.hardware import region_title
 from controlplane.planning.titles import title_of
 from controlplane.simulation.whatif.changes.applying import parsed
-from controlplane.simulation.whatif.changes.base import ChangeError, region_title
+from controlplane.simulation.whatif.changes.base import ChangeError
 from controlplane.simulation.whatif.changes.demand import DemandChange, SloChange
 from controlplane.simulation.whatif.changes.policies import PARTS, TITLES, PolicyChange
 from controlplane.simulation.whatif.changes.supply import BoundsChange, FailureChange, GpuChange, instance_names
