@@ -31,7 +31,8 @@ export function startPlayground() {
   async function secret(given) {
     if (given.has("secret")) return given.get("secret").trim();
     if (key && tenant === given.get("tenant")) return key;
-    const answer = await fetch(form.dataset.keyUrl, { method: "POST", body: given });
+    const named = new URLSearchParams(["csrfmiddlewaretoken", "tenant"].map((name) => [name, given.get(name)]));
+    const answer = await fetch(form.dataset.keyUrl, { method: "POST", body: named });
     if (!answer.ok) throw new Error("No key was made for this tenant.");
     [key, tenant] = [(await answer.json()).key, given.get("tenant")];
     return key;
