@@ -152,8 +152,11 @@ def test_a_prompt_goes_through_the_gateway_and_its_decision_is_shown(stack, open
         expect(status).to_contain_text("First token after" if stream else "Answered after", timeout=READY_WITHIN_MS)
         expect(page.locator("[data-answer]")).not_to_be_empty()
         expect(page.locator("[data-decision]")).to_contain_text("Predicted length")
-        expect(page.locator("[data-decision]")).to_contain_text(f"{MOVED}")
+        expect(page.locator("[data-decision]")).to_contain_text(MOVED.replace(".", "-"))
         keep(page, f"playground-{'stream' if stream else 'whole'}")
+    page.set_viewport_size(PHONE)
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    keep(page, "playground-phone")
     page.get_by_label("Max tokens").fill("100000")
     page.get_by_role("button", name="Send").click()
     expect(page.locator("[data-status]")).to_contain_text("tokens")  # refused, in the gateway's words
@@ -167,7 +170,9 @@ def test_a_plan_of_a_what_if_moves_an_instance(stack, open_page):
     """From the page through the gateway's fork and Celery to an emulated server that starts, by an admin, who may change
     bounds; no row is written by hand."""
     page = signed_in(stack, open_page)
+    length = {"median": 150, "p95": 450}
     tenant = {"tenant": "new", "model": MOVED, "slo_class": "interactive", "requests_per_s": 0.5}
+    tenant |= {"prompt": length, "output": length}
     edits = quote(json.dumps({"edits": [{"kind": "tenant", "client": tenant}]}))
     page.goto(f"/what-if/new?horizon=600&seeds=1&chosen=yes&advanced={edits}")
     page.get_by_role("button", name="+ Bound").click()
