@@ -148,7 +148,7 @@ def test_a_prompt_goes_through_the_gateway_and_its_decision_is_shown(stack, open
         page.get_by_label("Stream the answer").set_checked(stream)
         page.get_by_label("Max tokens").fill("40")
         page.get_by_role("button", name="Send").click()
-        status = page.locator("[data-status]")
+        status = page.locator("[data-said]")
         expect(status).to_contain_text("First token after" if stream else "Answered after", timeout=READY_WITHIN_MS)
         expect(page.locator("[data-answer]")).not_to_be_empty()
         expect(page.locator("[data-decision]")).to_contain_text("Predicted length")
@@ -159,7 +159,7 @@ def test_a_prompt_goes_through_the_gateway_and_its_decision_is_shown(stack, open
     keep(page, "playground-phone")
     page.get_by_label("Max tokens").fill("100000")
     page.get_by_role("button", name="Send").click()
-    expect(page.locator("[data-status]")).to_contain_text("tokens")  # refused, in the gateway's words
+    expect(page.locator("[data-said]")).to_contain_text("tokens")  # refused, in the gateway's words
     assert violations(page) == []
     page.get_by_role("link", name="Why this instance").click()
     expect(page.get_by_role("heading", name="Why this instance")).to_be_visible()

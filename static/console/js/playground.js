@@ -25,7 +25,7 @@ export function startPlayground() {
   const form = document.querySelector("[data-playground]");
   if (!form) return;
   const part = (name) => form.querySelector(`[data-${name}]`);
-  const say = (text) => { part("status").textContent = text; };
+  const say = (text) => { part("said").textContent = text; };
   let [key, tenant, abort, id] = ["", "", null, ""];
 
   async function secret(given) {
