@@ -1,0 +1,128 @@
+"""Demand of a capacity plan: the requests of the last hour, at the busiest ten minutes of the last week, grown."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controlplane.fleet.models import SloClass, SloKind
+from controlplane.planning.forecasts import demand
+from controlplane.planning.models import Quantity
+from controlplane.planning.sizing.question import Question
+from controlplane.simulation.whatif.arrivals import forecast_arrivals
+from scheduling.planning.bursts import HIGHEST_CV, POISSON_CV
+
+WEEK: Final = timedelta(days=7)
+WINDOW_S: Final = 600
+FEW_GAPS: Final = 20
+CLASS, PROMPT, OUTPUT = 3, 5, 6
+"""Positions in the rows of a stream (`simulation.selectors.WORKLOAD_COLUMNS`)."""
+LEAST_S, MOST_S, REQUESTS = 300.0, 1800.0, 20_000
+"""Simulated time, by which a run has some `REQUESTS`."""
+WARM_UP_S: Final = 120.0
+
+
+@dataclass(slots=True)
+class OfModel:
+    """Demand of one model, today."""
+
+    tokens_per_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """By region of the callers."""
+    prompt: list[int] = field(default_factory=list)
+    output: list[int] = field(default_factory=list)
+    cv: float = POISSON_CV
+    classes: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Demand:
+    """Demand of the classes of a question, grown by `factor`."""
+
+    arrivals: dict[str, Any]
+    """As `forecast_arrivals`, with the rates that are planned for."""
+    models: dict[str, OfModel]
+    factor: float
+    remarks: list[str]
+
+    @property
+    def horizon_s(self) -> float:
+        return float(self.arrivals["horizon_s"])
+
+
+def classes_of(question: Question) -> dict[str, SloClass]:
+    """Return the SLO classes of *question* with its promises, unsaved. Raise ValueError for an unknown one."""
+    rows = {row.name: row for row in SloClass.objects.all()}
+    for name in question.promises.keys() - rows.keys():
+        raise ValueError(f"promises: there is no SLO class {name!r}; there is {', '.join(rows)}")
+    usual = {name for name, row in rows.items() if row.kind != SloKind.OPPORTUNISTIC and row.promises}
+    chosen = {name: row for name, row in rows.items() if name in (question.promises or usual)}
+    for name, promise in question.promises.items():
+        row = chosen[name]
+        for target in ("ttft", "itl", "e2e"):
+            if (given := getattr(promise, f"{target}_ms")) is not None:
+                setattr(row, f"{target}_target_ms", given)
+        row.percentile = promise.percentile or row.percentile
+    if not chosen:
+        raise ValueError("promises: no SLO class promises anything: choose one with a target")
+    return chosen
+
+
+def read(question: Question, now: datetime) -> Demand:
+    """Return the demand that *question* plans for. Raise ValueError where no request of its classes is known."""
+    chosen = classes_of(question)
+    kinds = {name: str(row.kind) for name, row in chosen.items()}
+    arrivals, remarks = forecast_arrivals(now, MOST_S)
+    busiest = {} if question.growth == "forecast" else _busiest(now)
+    factor = question.factor(question.over_months)
+    models: dict[str, OfModel] = defaultdict(OfModel)
+    streams = []
+    for stream in arrivals["streams"]:
+        rows = [row for row in stream["rows"] if row[CLASS] in chosen]
+        if not rows:
+            continue
+        lengths = np.array([[row[PROMPT], row[OUTPUT]] for row in rows], np.float64)
+        part = float(lengths.sum() / max(1.0, sum(row[PROMPT] + row[OUTPUT] for row in stream["rows"])))
+        place, tokens = (stream["model"], stream["region"]), float(lengths.sum(axis=1).mean())
+        rates = stream["requests_per_s"]
+        level = max(rates["upper"]) * tokens
+        if question.growth != "forecast" and any(kinds[row[CLASS]] == SloKind.INTERACTIVE for row in rows):
+            level = busiest.get(place) or max(rates["mean"]) * tokens
+        level *= part
+        own, gaps = models[place[0]], np.array(stream["gaps"])
+        own.tokens_per_s[place[1]] += level
+        own.prompt += lengths[:, 0].astype(int).tolist()
+        own.output += np.maximum(lengths[:, 1], 1).astype(int).tolist()
+        own.classes |= {row[CLASS] for row in rows}
+        if gaps.size >= FEW_GAPS and gaps.mean() > 0:
+            own.cv = min(HIGHEST_CV, max(own.cv, float(gaps.std() / gaps.mean())))
+        calls = max(1.0, stream["calls"] * len(rows) / len(stream["rows"]))
+        per_s = factor * level / max(tokens, 1.0)
+        streams.append(stream | {"rows": rows, "calls": calls, "requests_per_s": per_s})
+    if not streams:
+        raise ValueError("No request of these classes came in the last hour, and lengths are taken from them.")
+    total = sum(stream["requests_per_s"] for stream in streams)
+    horizon_s = WARM_UP_S + float(np.clip(REQUESTS / total, LEAST_S, MOST_S))
+    for stream in streams:
+        rate = [stream["requests_per_s"]]
+        flat = {"start_s": 0.0, "window_s": horizon_s} | dict.fromkeys(("mean", "lower", "upper"), rate)
+        stream["requests_per_s"] = flat
+    grown = {"kind": "forecast", "horizon_s": horizon_s, "streams": streams}
+    return Demand(grown, dict(models), factor, remarks if question.growth == "forecast" else [])
+
+
+def _busiest(now: datetime) -> dict[demand.Endpoint, float]:
+    """Return tokens per second of each endpoint in its model's busiest ten minutes of the last week: interactive classes."""
+    known = demand.read(now - WEEK, demand.last_complete(now, WINDOW_S), WINDOW_S)
+    of_model: dict[str, dict[str, NDArray[np.float64]]] = defaultdict(dict)
+    for model, region in known.requests:
+        both = [np.nan_to_num(known.of((model, region), quantity)) for quantity in Quantity]
+        of_model[model][region] = both[0] + both[1]
+    levels = {}
+    for model, regions in of_model.items():
+        total = np.sum(list(regions.values()), axis=0)
+        if total.size and total.any():
+            levels |= {(model, region): float(each[total.argmax()]) for region, each in regions.items()}
+    return levels
