@@ -1,26 +1,37 @@
 """Operations endpoints that answer from memory and never wait for the database: `/healthz`, `/readyz`, `/metrics`, and
-vLLM's `/health`, `/ping` and `/version`, which its clients call before anything else."""
+vLLM's `/health`, `/ping` and `/version`, which its clients call before anything else. Only the figures of capacity in
+`/metrics` are the database's; a scrape leaves them out if they take long."""
 
+import asyncio
 import hmac
 import ipaddress
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final, cast
 
 import orjson
+from channels.db import database_sync_to_async
 from django.conf import settings
+from django.db import Error
+from django.utils import timezone
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 
 from controlplane import __version__, background
+from controlplane.batches import selectors as batches
+from controlplane.dispatch.lease import BATCHES
 from controlplane.dispatch.monitoring.measures import Measures
 from controlplane.dispatch.monitoring.windows import Latency
 from controlplane.dispatch.process import Dispatching
+from controlplane.fleet import selectors as fleet
 from controlplane.gateway.process import Gateway
 from controlplane.jobs.parts import PartState
 from controlplane.jobs.record import JobState
+from controlplane.planning.capacity import EndpointLoad, endpoint_loads
+from controlplane.resources.inventory import free_gpus
 from scheduling.routing.adapters import TIERS
 
 Scope = dict[str, Any]
@@ -32,6 +43,36 @@ JSON_TYPE = b"application/json"
 NOT_READY = b'{"status":"not ready"}'
 PROMETHEUS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 QUANTILES, PERCENTS = ("0.5", "0.95", "0.99"), (50, 95, 99)
+CAPACITY_WAIT_S: Final = 1.0
+"""Longest wait of a scrape for figures from the database; without them the page has the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityFigures:
+    """Figures of rows: what the console and REST show of capacity and cost."""
+
+    loads: tuple[EndpointLoad, ...]
+    gpus: dict[tuple[str, str, str], int]
+    """GPUs by (region, GPU type, state): used, free or cordoned."""
+    deferred_lines: int
+    """Lines of batches that are still to come."""
+    slack_s: float | None
+    """Least time that an open batch has left when its last line is answered at today's pace; below 0 it will be late."""
+
+
+def read_capacity() -> CapacityFigures:
+    gpus: Counter[tuple[str, str, str]] = Counter()
+    for node in cast(Iterable[Any], fleet.nodes().filter(active=True)):  # with annotations
+        for state, count in (("used", node.gpus_used), ("cordoned", node.gpus_cordoned), ("free", free_gpus(node))):
+            gpus[node.region.name, node.gpu_type.name, state] += count
+    running = batches.running()
+    slacks = [slack_s for batch in running if (slack_s := batch.slack_s) is not None]
+    return CapacityFigures(
+        loads=tuple(endpoint_loads(timezone.now()).values()),
+        gpus=dict(gpus),
+        deferred_lines=sum(batch.lines_left for batch in running),
+        slack_s=min(slacks, default=None),
+    )
 
 
 class Operations:
@@ -41,7 +82,8 @@ class Operations:
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
         self.registry = CollectorRegistry()
-        self.registry.register(GatewayCollector(gateway))
+        self.collector = GatewayCollector(gateway)
+        self.registry.register(self.collector)
         ProcessCollector(registry=self.registry)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -56,7 +98,7 @@ class Operations:
             case "/readyz":
                 status, kind, body = self.ready()
             case _:
-                status, kind, body = self.metrics(scope)
+                status, kind, body = await self.metrics(scope)
         headers = [
             (b"content-type", kind),
             (b"content-length", b"%d" % len(body)),
@@ -98,7 +140,7 @@ class Operations:
         shown = ("state", "last_success_at", "due_at", "failures_in_a_row")
         return {job["name"]: {name: job[name] for name in shown} for job in self.gateway.monitor.report()["jobs"]}
 
-    def metrics(self, scope: Scope) -> tuple[int, bytes, bytes]:
+    async def metrics(self, scope: Scope) -> tuple[int, bytes, bytes]:
         """Serve the Prometheus page: with the token if one is set, else to loopback clients only."""
         token = settings.METRICS_TOKEN
         given = dict(scope["headers"]).get(b"authorization", b"")
@@ -113,6 +155,13 @@ class Operations:
                 else "set PILOTHOUSE_METRICS_TOKEN to read it from afar"
             )
             return 401, JSON_TYPE, orjson.dumps({"error": why})
+        self.collector.capacity = None
+        if self.gateway.dispatching is not None and self.gateway.database_job.ok:
+            try:
+                async with asyncio.timeout(CAPACITY_WAIT_S):
+                    self.collector.capacity = await database_sync_to_async(read_capacity)()
+            except (TimeoutError, Error):
+                pass
         return 200, PROMETHEUS_TYPE, generate_latest(self.registry)
 
 
@@ -156,6 +205,7 @@ class GatewayCollector:
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
+        self.capacity: CapacityFigures | None = None
 
     def collect(self) -> Iterator[Metric]:
         yield gauge("info", "Version of this process.", ("version",), [((__version__,), 1)])
@@ -165,6 +215,7 @@ class GatewayCollector:
         yield counter("errors", "Error answers of the gateway.", ("status", "code"), counted(errors))
         if dispatching is not None:
             yield from self._endpoints(dispatching)
+            yield from self._capacity(dispatching)
             yield from self._service_levels(dispatching)
             yield from self._relays(dispatching.measures)
         yield from self._lengths()
@@ -214,6 +265,28 @@ class GatewayCollector:
         yield gauge("held", about, MODEL, [((model,), count) for model, count in held.items()])
         yield gauge("oldest_wait_seconds", "Age of the oldest held.", ENDPOINT, oldest)
         yield gauge("instances_ready", "Instances that take work.", ENDPOINT, ready)
+
+    def _capacity(self, dispatching: Dispatching) -> Iterator[Metric]:
+        """Yield figures of this process's endpoints, and those of the whole fleet from the owner of batches alone."""
+        read = self.capacity
+        own = {(endpoint.model, endpoint.region) for endpoint in dispatching.topology.own_endpoints}
+        loads = [(key, load) for load in (read.loads if read else ()) if (key := (load.model, load.region)) in own]
+        for name, about, field in (
+            ("demand_tokens_per_second", "Prompt and output tokens that callers ask for, over ten minutes.",
+             "demand_tokens_per_s"),
+            ("capacity_tokens_per_second", "Tokens that ready instances serve, by the newest plan.",
+             "capacity_tokens_per_s"),
+            ("endpoint_gpus", "GPUs of instances that serve or start.", "gpus"),
+            ("cost_usd_per_hour", "On-demand price of these GPUs.", "usd_per_hour"),
+        ):  # fmt: skip
+            yield gauge(name, about, ENDPOINT, [(key, getattr(load, field)) for key, load in loads])
+        whole = read if read and self.gateway.lease.holds(BATCHES) else None
+        gpus = whole.gpus if whole else {}
+        yield gauge("gpus", "GPUs of nodes, by what they do.", ("region", "gpu_type", "state"), gpus.items())
+        about = "Lines of batches that are still to come."
+        yield gauge("deferred_lines", about, (), [((), whole and whole.deferred_lines)])
+        about = "Least time that an open batch has to spare at its pace; below 0 it will be late."
+        yield gauge("deadline_slack_seconds", about, (), [((), whole and whole.slack_s)])
 
     @staticmethod
     def _service_levels(dispatching: Dispatching) -> Iterator[Metric]:

@@ -52,7 +52,8 @@ FLEET = Entry("Fleet", "instances", "f", (
 ))  # fmt: skip
 REQUESTS = _entry("Requests", "requests", "r", "requests", "request")
 MODELS = Entry("Models", "models", "m", (
-    Section("models", "Models", ("deploy", "deployed", "targets")), Section("forecast", "Forecast"), Section("lengths", "Lengths"),
+    Section("models", "Models", ("deploy", "deployed", "targets")), Section("forecast", "Forecast"),
+    Section("lengths", "Lengths"),
 ))  # fmt: skip
 QUEUES = _entry("Queues", "queues", "q", "queues")
 BATCHES = _entry("Batches", "batches", "b", "batches", "batch")
@@ -84,7 +85,19 @@ def navigation(request: HttpRequest) -> list[tuple[str, tuple[Entry, ...]]]:
             ("Administer", (USAGE, system)),
         ]
     lengths = _entry("Lengths", "lengths", "l", "lengths")
-    return [("", (USAGE, REQUESTS, BATCHES, APPLICATIONS, lengths, replace(SYSTEM, label="API", icon="api", sections=(API,))))]
+    return [
+        (
+            "",
+            (
+                USAGE,
+                REQUESTS,
+                BATCHES,
+                APPLICATIONS,
+                lengths,
+                replace(SYSTEM, label="API", icon="api", sections=(API,)),
+            ),
+        )
+    ]
 
 
 def freshness(state: LiveState) -> dict[str, str]:

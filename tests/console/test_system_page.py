@@ -9,6 +9,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from controlplane.alerts.problems import Problem, find, read_known
+from controlplane.console.formats import NONE
 from controlplane.console.live.state import Source, tables_of
 from controlplane.events.models import Event
 from controlplane.fleet.models import Model, Owner
@@ -114,8 +115,11 @@ class TestProcesses:
         text = text_of(acting.get(reverse("console:system")))
         assert "gpu-a:17:a1b2 Serving 12 8 31% 5" in text
         assert "gpu-b:20:a1b2 Draining" in text
-        assert "shard 1 llama-3.1-8b gpu-a:18 – Owned another 4 tcp://gpu-a:8201 Hand over… shard 1" in text
-        assert "shard 2 none gpu-b:19 – Owned nobody 4 tcp://gpu-a:8201 shard 3 none gpu-b:19 – No owner nobody" in text
+        assert f"shard 1 llama-3.1-8b gpu-a:18 {NONE} Owned another 4 tcp://gpu-a:8201 Hand over… shard 1" in text
+        assert (
+            f"shard 2 none gpu-b:19 {NONE} Owned nobody 4 tcp://gpu-a:8201 shard 3 none gpu-b:19 {NONE} No owner nobody"
+            in text
+        )
 
     def test_a_shard_is_handed_over_and_says_so(self, acting, live, fleet_feed, owner_row):
         row = owner_row(name="gpu-a:18", wanted_at=timezone.now())

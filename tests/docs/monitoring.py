@@ -37,6 +37,10 @@ GROUPS = {
         ),
         *("pilothouse_adapter", "pilothouse_prewarmed", "pilothouse_cached", "pilothouse_lease"),
     ),
+    "Capacity and cost": (
+        *("pilothouse_demand_", "pilothouse_capacity_", "pilothouse_endpoint_gpus", "pilothouse_gpus"),
+        *("pilothouse_cost_", "pilothouse_deferred_", "pilothouse_deadline_"),
+    ),
     "Output lengths": ("pilothouse_length_",),
     "Jobs and parts": ("pilothouse_job_", "pilothouse_part_", "pilothouse_dead_tasks"),
     "Relays": ("pilothouse_relay_",),
@@ -138,7 +142,7 @@ def panel(metric: Metric, number: int, x: int, y: int) -> dict[str, Any]:
     name = metric.name
     labels = [SCRAPED.get(label, label) for label in getattr(metric, "_labelnames", ())]
     chosen = ", ".join(f'{label}=~"${label}"' for label in ("model", "region") if label in labels)
-    shown = [label for label in labels if label != "region"] if len(labels) > 2 else labels
+    shown = [label for label in labels if label != "region"] if len(labels) > 2 and metric.type == "counter" else labels
     by = f" by ({', '.join(shown)})" if shown else ""
     series = f"{name}_total{{{chosen}}}" if metric.type == "counter" else f"{name}{{{chosen}}}"
     unit = next((unit for end, unit in UNITS.items() if name.endswith(end)), "short")

@@ -134,6 +134,19 @@ async def test_every_surface_says_the_same(served):
         assert f'pilothouse_slo_met_ratio{{model="m",slo_class="{name}"}} {row["met_ratio"]}' in metrics
     assert len(summary["models"]["m"]["slo_classes"]) == 2
 
+    # Demand, capacity, GPUs and cost of /metrics.
+    for name, field in (
+        ("demand_tokens_per_second", "demand_tokens_per_s"),
+        ("capacity_tokens_per_second", "capacity_tokens_per_s"),
+        ("endpoint_gpus", "gpus"),
+        ("cost_usd_per_hour", "usd_per_hour"),
+    ):
+        values = re.findall(rf'pilothouse_{name}{{model="m",region="(\w+)"}} (\S+)', metrics)
+        assert {region: float(value) for region, value in values} == {
+            region: pytest.approx(each[field], rel=0.05 if name.startswith("demand") else 1e-9)  # minutes pass
+            for region, each in said.rest.items()
+        }
+
     # GPUs and cost.
     assert [each["gpus"] for each in said.rest.values()] == [2, 2]
     assert said.usd == said.row.usd_per_hour == sum(each["usd_per_hour"] for each in said.rest.values()) == 8.0

@@ -123,6 +123,29 @@ def test_the_page_its_file_and_rest_show_the_same_sums(day, reader, settings):
         assert {(item["day"], item["time_zone"]) for item in days} == {("2026-11-20", "Asia/Kolkata")}
 
 
+def test_the_focus_file_adds_up_and_names_its_days_in_utc(day, reader, settings):
+    """`focus-validator` 1.0.0 found nothing but five columns that it still wants under their names of 1.0-preview."""
+    settings.TIME_ZONE = "Asia/Kolkata"
+    with timezone.override(KOLKATA):
+        whole = sums(usage(asked()))
+        page = reader.get("/usage/", {"period": "dates", "from": "2026-11-20", "to": "2026-11-20", "format": "focus"})
+        given = {"since": BEGIN.isoformat(), "until": (BEGIN + timedelta(days=1)).isoformat(), "format": "focus"}
+        files = [b"".join(answer.streaming_content) for answer in (page, reader.get("/api/v1/usage", given))]
+    assert files[0] == files[1]
+    rows = list(csv.DictReader(io.StringIO(files[0].decode())))
+    for column, name, scale in (
+        ("BilledCost", "charged_usd", 1),
+        ("EffectiveCost", "cost_usd", 1),
+        ("ConsumedQuantity", "gpu_s", 3600),
+        ("x_OutputTokens", "output_tokens", 1),
+    ):
+        assert sum(float(row[column]) for row in rows) * scale == pytest.approx(whole[name], rel=1e-4), column
+    assert {(row["ChargePeriodStart"], row["BillingPeriodEnd"]) for row in rows} == {
+        ("2026-11-19T18:30:00Z", "2026-11-30T18:30:00Z")
+    }
+    assert {row["SubAccountId"] for row in rows} == {"acme", "globex", "initrode", ""}
+
+
 def test_a_key_with_usage_stays_a_line(day, reader):
     key = day[1]
     with pytest.raises(ProtectedError):

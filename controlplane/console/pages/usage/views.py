@@ -21,6 +21,7 @@ from controlplane.console.pages.usage import tables
 from controlplane.console.pages.usage.charts import SHOWN, usage_over_time
 from controlplane.fleet.models import SloClass
 from controlplane.fleet.spot import selectors as spot
+from controlplane.resources import focus
 from controlplane.resources.budgets import BUDGETS
 from controlplane.resources.filters import Day, Filters, Hidden, Select, every, model_select, number, sort_by
 from controlplane.resources.inventory import PRICES
@@ -124,6 +125,8 @@ def usage_page(request: HttpRequest) -> HttpResponseBase:
     donated = spot.donated_time(asked.since, min(asked.until, now), filters["model"]) if query.sees_idle else []
     if request.GET.get("format") == "csv":
         return table(tables.columns(group, query.sees_idle, asked.zone), lines).csv(f"usage-by-{group}")
+    if request.GET.get("format") == "focus":
+        return table(focus.COLUMNS, focus.rows(asked)).csv("focus")
 
     def href(**changes: str) -> str:
         changed = request.GET.copy()
