@@ -62,6 +62,7 @@ SCALING = Entry("Scaling", "scaling", "s", (
     Section("scaling", "Scaling"), Section("plans", "Plans", ("plan",)), Section("moves", "Moves"),
 ))  # fmt: skip
 WHAT_IF = _entry("What-if", "what-if", "w", "what-ifs", "what-if", "new-what-if")
+CAPACITY = _entry("Capacity", "capacity", "c", "capacity", "capacity-plan")
 USAGE = Entry("Usage and keys", "usage", "u", (Section("usage", "Usage"), Section("keys", "API keys")))
 API = Section("api-docs", "API")
 SYSTEM = Entry("System", "system", "y", (
@@ -81,7 +82,7 @@ def navigation(request: HttpRequest) -> list[tuple[str, tuple[Entry, ...]]]:
         return [
             ("", (OVERVIEW, FLEET, REQUESTS)),
             ("Serve", (MODELS, QUEUES, BATCHES, APPLICATIONS)),
-            ("Plan", (SCALING, WHAT_IF)),
+            ("Plan", (SCALING, WHAT_IF, CAPACITY)),
             ("Administer", (USAGE, system)),
         ]
     lengths = _entry("Lengths", "lengths", "l", "lengths")

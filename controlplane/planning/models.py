@@ -220,7 +220,8 @@ class RegionLoss(models.Model):
 
     made_at = models.DateTimeField(default=timezone.now, db_index=True)
     regions = models.JSONField(
-        default=list, help_text="By region: region, title, survives, slo_class, slo_met_ratio, below_target_s, sentence."
+        default=list,
+        help_text="By region: region, title, survives, slo_class, slo_met_ratio, below_target_s.",
     )
 
     class Meta:

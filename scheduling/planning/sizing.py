@@ -18,7 +18,7 @@ from scheduling.planning.problem import Problem, StartCosts
 from scheduling.planning.programme import SolverLost, solve_exact
 
 HOURS_A_MONTH: Final = 730.0
-FACTORS: Final = (0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.4, 1.6, 1.9, 2.3, 3.0)
+FACTORS: Final = (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.4, 1.6, 1.9, 2.3, 3.0)
 """Of the demand, for which fleets are solved and simulated."""
 NINES: Final = (0.9, 0.95, 0.99, 0.999)
 """Attainments of the frontier."""
@@ -168,7 +168,7 @@ def settle(
     judge: Judge,
     wanted: Floats,
     late: Callable[[], bool] = lambda: False,
-    told: Callable[[str], None] = lambda phase: None,
+    enter: Callable[[str], None] = lambda phase: None,
 ) -> Settled:
     """Simulate fleets until the least is known that keeps *wanted*, the share of requests by class; then, until *late*, the
     least for each of `NINES`. Raise SolverLost.
@@ -195,7 +195,7 @@ def settle(
     def ends(met: Floats) -> bool:
         return bool(np.all(np.isnan(met) | (met >= NINES[-1])))
 
-    told("Fleets for less and more demand")
+    enter("Fleets for less and more demand")
     factor = np.full(len(sought.models), inf)
     for of_demand in FACTORS:
         met = simulated(least(sought, of_demand))
@@ -204,11 +204,11 @@ def settle(
         if ends(met) or (late() and np.isfinite(factor).all()):
             break
     settled.factor = np.where(np.isinf(factor), FACTORS[-1], factor)
-    told("One GPU less")
+    enter("One GPU less")
     settled.tried = _trim(settled, simulated, wanted, late)
     for share in NINES:
         if not late():
-            told(f"{100 * share:g}% attainment")
+            enter(f"{100 * share:g}% attainment")
             _trim(settled, simulated, np.full(wanted.size, share), late)
     return settled
 

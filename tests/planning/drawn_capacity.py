@@ -7,7 +7,7 @@ import numpy as np
 
 from controlplane.fleet.models import GpuType, Model, SloClass, SloKind
 from controlplane.planning.sizing import offers as offering
-from controlplane.planning.sizing import services
+from controlplane.planning.sizing import working
 from controlplane.planning.sizing.demand import REQUESTS, WARM_UP_S, Demand, OfModel
 from controlplane.planning.sizing.question import Question
 from controlplane.planning.sizing.simulated import SimulatedFleet
@@ -25,7 +25,9 @@ def drawn(seed: int, survives_loss: bool = False) -> tuple[Sought, SimulatedFlee
     regions = [f"region-{number}" for number in range(random.integers(2, 4))]
     names = random.choice(list(PRICES), random.integers(2, 4), replace=False)
     types = {name: (GpuType(name=name, memory_bytes=GPUS[name].memory_bytes), PRICES[name]) for name in names}
-    chat = SloClass(name="interactive", kind=SloKind.INTERACTIVE, ttft_target_ms=1500, itl_target_ms=120, percentile=95.0)
+    chat = SloClass(
+        name="interactive", kind=SloKind.INTERACTIVE, ttft_target_ms=1500, itl_target_ms=120, percentile=95.0
+    )
     classes, streams, models = {chat.name: chat}, [], {}
     table: dict[tuple[str, str], Any] = {}
     for number, billion in enumerate(random.choice(BILLIONS, random.integers(2, 4), replace=False)):
@@ -44,7 +46,9 @@ def drawn(seed: int, survives_loss: bool = False) -> tuple[Sought, SimulatedFlee
                  int(prompt), int(output), False, "", "", "", "", "", None, None, "done", ""]
                 for at, (prompt, output) in enumerate(zip(prompts, outputs, strict=True))
             ]  # fmt: skip
-            streams.append({"model": row.name, "region": region, "rows": rows, "calls": 1.0, "gaps": [], "per_s": per_s})
+            streams.append(
+                {"model": row.name, "region": region, "rows": rows, "calls": 1.0, "gaps": [], "per_s": per_s}
+            )
         for name, (gpu_type, usd) in types.items():
             options = offering._options(row, gpu_type, None, [])
             valued = [offering._valued(row.name, name, usd, *one, own, classes) for one in options]
@@ -57,7 +61,7 @@ def drawn(seed: int, survives_loss: bool = False) -> tuple[Sought, SimulatedFlee
     demand = Demand({"kind": "forecast", "horizon_s": horizon_s, "streams": streams}, models, 1.0, [])
     able = [name for name in models if any(table[name, each].tokens_per_s for each in types)]
     question = Question(survives_loss=survives_loss)
-    sought = services._sought(question, demand, able, regions, types, table)
+    sought = working.sought_of(question, demand, able, regions, types, table)
     by_place = [[table[name, each] for each in types] for name in able]
     present = {
         "models": {name: {"context_tokens": 8192} for name in able},

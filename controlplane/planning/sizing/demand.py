@@ -8,10 +8,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from controlplane.fleet.models import SloClass, SloKind
+from controlplane.fleet.models import SloKind
 from controlplane.planning.forecasts import demand
 from controlplane.planning.models import Quantity
 from controlplane.planning.sizing.question import Question
+from controlplane.planning.sizing.selectors import classes_of
 from controlplane.simulation.whatif.arrivals import forecast_arrivals
 from scheduling.planning.bursts import HIGHEST_CV, POISSON_CV
 
@@ -50,24 +51,6 @@ class Demand:
     @property
     def horizon_s(self) -> float:
         return float(self.arrivals["horizon_s"])
-
-
-def classes_of(question: Question) -> dict[str, SloClass]:
-    """Return the SLO classes of *question* with its promises, unsaved. Raise ValueError for an unknown one."""
-    rows = {row.name: row for row in SloClass.objects.all()}
-    for name in question.promises.keys() - rows.keys():
-        raise ValueError(f"promises: there is no SLO class {name!r}; there is {', '.join(rows)}")
-    usual = {name for name, row in rows.items() if row.kind != SloKind.OPPORTUNISTIC and row.promises}
-    chosen = {name: row for name, row in rows.items() if name in (question.promises or usual)}
-    for name, promise in question.promises.items():
-        row = chosen[name]
-        for target in ("ttft", "itl", "e2e"):
-            if (given := getattr(promise, f"{target}_ms")) is not None:
-                setattr(row, f"{target}_target_ms", given)
-        row.percentile = promise.percentile or row.percentile
-    if not chosen:
-        raise ValueError("promises: no SLO class promises anything: choose one with a target")
-    return chosen
 
 
 def read(question: Question, now: datetime) -> Demand:

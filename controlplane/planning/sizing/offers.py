@@ -7,9 +7,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from controlplane.fleet.models import Deployment, Device, GpuType, Model, PerformanceProfile, SloClass, SloKind
+from controlplane.fleet.models import Deployment, GpuType, Model, PerformanceProfile, SloClass, SloKind
 from controlplane.planning.plans.capability import BLOCK_TOKENS, engine_of
 from controlplane.planning.sizing.demand import OfModel
+from controlplane.planning.sizing.selectors import Types
 from scheduling.fleet.profile_estimate import Sizes, estimate, facts_of
 from scheduling.planning.capacity import Capability
 from scheduling.planning.simulated_capability import simulated_capability, strictest
@@ -24,7 +25,14 @@ TRIED: Final = 2
 SIZES, REQUESTS = (1, 4), 1500
 """Of the simulations that measure an instance: fleets, and requests of a window."""
 PAIRS: Final = 1000
-LIKE: Final = (*COLUMNS, "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "max_loras", "max_cpu_loras")
+LIKE: Final = (
+    *COLUMNS,
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "gpu_memory_utilization",
+    "max_loras",
+    "max_cpu_loras",
+)
 """Columns that an instance has as those of the model's newest deployment."""
 
 
@@ -72,32 +80,7 @@ class Offer:
         }
 
 
-def gpu_types(wanted: Mapping[str, float | None]) -> dict[str, tuple[GpuType, float]]:
-    """Return GPU types by name with the dollars of one an hour; unsaved ones for those that only data sheets know.
-
-    Empty *wanted*: the types of active deployments. Raise ValueError naming the type that is unknown or has no price.
-    """
-    rows = {row.name: row for row in GpuType.objects.filter(device=Device.GPU)}
-    used = Deployment.objects.filter(active=True, model__active=True).values_list("gpu_type__name", flat=True)
-    known = {}
-    for name, usd in (wanted or dict.fromkeys(sorted(set(used) & rows.keys()))).items():
-        row, facts = rows.get(name), facts_of(name)
-        if row is None and facts is None:
-            raise ValueError(f"gpus-{name}: nothing is known of this GPU type: add it with its memory, or leave it out")
-        if row is None and usd is None:
-            raise ValueError(f"gpus-{name}: no price is kept for it: say what one costs an hour")
-        if row is None and facts is not None:
-            row = GpuType(name=name, title=facts.title, memory_bytes=facts.memory_bytes)
-        assert row is not None
-        known[name] = row, float(row.on_demand_usd_per_hour) if usd is None else usd
-    if not known:
-        raise ValueError("gpus: choose at least one GPU type")
-    return known
-
-
-def offers(
-    models: Mapping[str, OfModel], types: Mapping[str, tuple[GpuType, float]], classes: Mapping[str, SloClass]
-) -> list[Offer]:
+def offers(models: Mapping[str, OfModel], types: Types, classes: Mapping[str, SloClass]) -> list[Offer]:
     """Return an offer for each of *models* on each of *types*, in order."""
     rows = {row.name: row for row in Model.objects.filter(name__in=models)}
     profiles: dict[tuple[str, str], list[PerformanceProfile]] = {}
@@ -171,7 +154,9 @@ def _valued(
     share = float(prompt.sum() / max(1, prompt.sum() + output.sum()))
     why_not = f"{able.out_of_reach:.0%} of requests miss their promise on an idle one" if able.out_of_reach else ""
     tokens_per_s = able.at(share)
-    return Offer(model, gpu_type, usd, row, profile, able, tokens_per_s, why_not if tokens_per_s else "promise out of reach")
+    return Offer(
+        model, gpu_type, usd, row, profile, able, tokens_per_s, why_not if tokens_per_s else "promise out of reach"
+    )
 
 
 @lru_cache(maxsize=512)

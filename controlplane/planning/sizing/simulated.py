@@ -125,7 +125,8 @@ def present_scenario(demand: Demand, classes: Mapping[str, SloClass], now: datet
         if row.kind == SloKind.NON_INTERACTIVE:
             of["deadline_s"] = min(float(row.deadline_s or np.inf), demand.horizon_s / PACE)
     values["endpoints"] = [
-        {name: value for name, value in one.items() if name not in (*SCALED_BY, "niw_share")} for one in values["endpoints"]
+        {name: value for name, value in one.items() if name not in (*SCALED_BY, "niw_share")}
+        for one in values["endpoints"]
     ]
     targets = values.get("weighted_targets", {})
     values["weighted_targets"] = {name: of for name, of in targets.items() if of.keys() <= values["models"].keys()}
