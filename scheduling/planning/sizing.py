@@ -7,7 +7,6 @@ the promises is trimmed, instance by instance, until one less breaks them.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -19,7 +18,7 @@ from scheduling.planning.programme import SolverLost, solve_exact
 
 HOURS_A_MONTH: Final = 730.0
 FACTORS: Final = (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.4, 1.6, 1.9, 2.3, 3.0)
-"""Of the demand, for which fleets are solved and simulated."""
+"""Of the demand, among which the lowest is sought whose fleet keeps the promises."""
 NINES: Final = (0.9, 0.95, 0.99, 0.999)
 """Attainments of the frontier."""
 GAP: Final = 0.005
@@ -177,10 +176,9 @@ def settle(
     known: dict[bytes, Floats] = {}
 
     def simulated(counts: Ints) -> Floats:
-        """Simulate *counts* with all regions, and without each where that is asked."""
-        lost: list[int | None] = [None, *range(sought.shape[1])] if sought.survives_loss else [None]
+        """Simulate *counts*; without each region, where their loss is asked about, which is harder than with all."""
         worst = np.full((len(sought.models), wanted.size), np.nan)
-        for region in lost:
+        for region in range(sought.shape[1]) if sought.survives_loss else (None,):
             left = counts.copy()
             if region is not None:
                 left[:, region, :] = 0
@@ -192,25 +190,27 @@ def settle(
             of.append(Found(own.copy(), float(usd), met))
         return worst
 
-    def ends(met: Floats) -> bool:
-        return bool(np.all(np.isnan(met) | (met >= NINES[-1])))
-
-    enter("Fleets for less and more demand")
-    factor = np.full(len(sought.models), inf)
-    for of_demand in FACTORS:
-        met = simulated(least(sought, of_demand))
-        kept = np.all(np.isnan(met) | (met >= wanted), axis=1)
-        factor = np.where(kept & np.isinf(factor), of_demand, factor)
-        if ends(met) or (late() and np.isfinite(factor).all()):
-            break
-    settled.factor = np.where(np.isinf(factor), FACTORS[-1], factor)
-    enter("One GPU less")
+    enter("Fleets for less and for more demand")
+    settled.factor = _bracket(settled, simulated, wanted, late)
+    enter("One instance less")
     settled.tried = _trim(settled, simulated, wanted, late)
     for share in NINES:
-        if not late():
-            enter(f"{100 * share:g}% attainment")
-            _trim(settled, simulated, np.full(wanted.size, share), late)
+        enter(f"{100 * share:g}% attainment")
+        _bracket(settled, simulated, np.full(wanted.size, share), late)
+        _trim(settled, simulated, np.full(wanted.size, share), late)
     return settled
+
+
+def _bracket(settled: Settled, simulated: Judge, wanted: Floats, late: Callable[[], bool]) -> Floats:
+    """Return by model the lowest of `FACTORS` whose fleet keeps *wanted*, by bisection; the highest where none does."""
+    last = len(FACTORS) - 1
+    low, high = np.full(len(settled.found), -1), np.full(len(settled.found), last + 1)
+    while (high - low > 1).any() and not (late() and settled.factor.size):
+        middle = np.minimum(np.where(high - low > 1, (low + high) // 2, high), last)
+        met = simulated(least(settled.sought, np.array(FACTORS)[middle]))
+        kept = np.all(np.isnan(met) | (met >= wanted), axis=1)
+        low, high = np.where(kept, low, np.maximum(low, middle)), np.where(kept, np.minimum(high, middle), high)
+    return np.array(FACTORS)[np.minimum(high, last)]
 
 
 def _trim(settled: Settled, simulated: Judge, wanted: Floats, late: Callable[[], bool]) -> NDArray[np.bool_]:

@@ -50,10 +50,8 @@ def drawn(seed: int, survives_loss: bool = False) -> tuple[Sought, SimulatedFlee
                 {"model": row.name, "region": region, "rows": rows, "calls": 1.0, "gaps": [], "per_s": per_s}
             )
         for name, (gpu_type, usd) in types.items():
-            options = offering._options(row, gpu_type, None, [])
-            valued = [offering._valued(row.name, name, usd, *one, own, classes) for one in options]
-            best = max(valued, key=lambda one: one.tokens_per_s / one.tensor_parallel, default=None)
-            table[row.name, name] = best or offering.Offer(row.name, name, usd, why_not="does not fit")
+            options = offering.options_of(row, gpu_type, None, [])
+            table[row.name, name] = offering.offer(row, gpu_type, usd, options, own, classes)
     horizon_s = WARM_UP_S + REQUESTS / sum(stream["per_s"] for stream in streams)
     for stream in streams:
         rate = [stream.pop("per_s")]

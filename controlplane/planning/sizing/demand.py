@@ -19,9 +19,11 @@ from scheduling.planning.bursts import HIGHEST_CV, POISSON_CV
 WEEK: Final = timedelta(days=7)
 WINDOW_S: Final = 600
 FEW_GAPS: Final = 20
-CLASS, PROMPT, OUTPUT = 3, 5, 6
+CLASS, PROMPT, OUTPUT, RUN = 3, 5, 6, 12
 """Positions in the rows of a stream (`simulation.selectors.WORKLOAD_COLUMNS`)."""
-LEAST_S, MOST_S, REQUESTS = 300.0, 1800.0, 20_000
+NO_RUN: Final = ["", "", "", None]
+"""Requests come one by one: the order of an application's calls changes little at a level rate, and is slow to simulate."""
+LEAST_S, MOST_S, REQUESTS = 300.0, 1800.0, 10_000
 """Simulated time, by which a run has some `REQUESTS`."""
 WARM_UP_S: Final = 120.0
 
@@ -63,7 +65,7 @@ def read(question: Question, now: datetime) -> Demand:
     models: dict[str, OfModel] = defaultdict(OfModel)
     streams = []
     for stream in arrivals["streams"]:
-        rows = [row for row in stream["rows"] if row[CLASS] in chosen]
+        rows = [row[:RUN] + NO_RUN + row[RUN + len(NO_RUN) :] for row in stream["rows"] if row[CLASS] in chosen]
         if not rows:
             continue
         lengths = np.array([[row[PROMPT], row[OUTPUT]] for row in rows], np.float64)
@@ -81,9 +83,8 @@ def read(question: Question, now: datetime) -> Demand:
         own.classes |= {row[CLASS] for row in rows}
         if gaps.size >= FEW_GAPS and gaps.mean() > 0:
             own.cv = min(HIGHEST_CV, max(own.cv, float(gaps.std() / gaps.mean())))
-        calls = max(1.0, stream["calls"] * len(rows) / len(stream["rows"]))
         per_s = factor * level / max(tokens, 1.0)
-        streams.append(stream | {"rows": rows, "calls": calls, "requests_per_s": per_s})
+        streams.append(stream | {"rows": rows, "calls": 1.0, "requests_per_s": per_s})
     if not streams:
         raise ValueError("No request of these classes came in the last hour, and lengths are taken from them.")
     total = sum(stream["requests_per_s"] for stream in streams)

@@ -1,6 +1,6 @@
 """What each model can run on: GPUs of an instance, its engine, and its throughput within the promise."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -13,16 +13,14 @@ from controlplane.planning.sizing.demand import OfModel
 from controlplane.planning.sizing.selectors import Types
 from scheduling.fleet.profile_estimate import Sizes, estimate, facts_of
 from scheduling.planning.capacity import Capability
-from scheduling.planning.simulated_capability import simulated_capability, strictest
+from scheduling.planning.simulated_capability import rough_requests_per_s, simulated_capability, strictest
 from scheduling.policy import COLUMNS
 from scheduling.queueing.promises import Promise
 from scheduling.simulation.engine.config import EngineConfig
 
 DEGREES: Final = (1, 2, 4, 8)
 """Of tensor parallelism, within a node."""
-TRIED: Final = 2
-"""Degrees without a measured profile that are tried: the least that fits, and the next."""
-SIZES, REQUESTS = (1, 4), 1500
+SIZES, REQUESTS = (1, 4), 1000
 """Of the simulations that measure an instance: fleets, and requests of a window."""
 PAIRS: Final = 1000
 LIKE: Final = (
@@ -91,21 +89,12 @@ def offers(models: Mapping[str, OfModel], types: Types, classes: Mapping[str, Sl
     made = []
     for name, of_model in models.items():
         for gpu_name, (gpu_type, usd) in types.items():
-            known = profiles.get((name, gpu_name), [])
-            options = _options(rows[name], gpu_type, like.get(name), known)
-            if not options:
-                made.append(Offer(name, gpu_name, usd, why_not=_why_not(gpu_type)))
-                continue
-            valued = [_valued(name, gpu_name, usd, row, profile, of_model, classes) for row, profile in options]
-            made.append(max(valued, key=lambda offer: offer.tokens_per_s / offer.tensor_parallel))
+            options = options_of(rows[name], gpu_type, like.get(name), profiles.get((name, gpu_name), []))
+            made.append(offer(rows[name], gpu_type, usd, options, of_model, classes))
     return made
 
 
-def _why_not(gpu_type: GpuType) -> str:
-    return f"does not fit {DEGREES[-1]}" if facts_of(gpu_type.name) or gpu_type.pk else "unknown"
-
-
-def _options(
+def options_of(
     model: Model, gpu_type: GpuType, like: Deployment | None, known: Iterable[PerformanceProfile]
 ) -> list[tuple[Deployment, PerformanceProfile]]:
     """Return the instances that fit, with their profiles: measured, else estimated."""
@@ -119,7 +108,7 @@ def _options(
         profile = measured.get(degree) or _estimated(row)
         if profile is not None:
             options.append((row, profile))
-    return options if measured else options[:TRIED]
+    return options
 
 
 def _estimated(row: Deployment) -> PerformanceProfile | None:
@@ -135,35 +124,39 @@ def _estimated(row: Deployment) -> PerformanceProfile | None:
     )  # fmt: skip
 
 
-def _valued(
-    model: str,
-    gpu_type: str,
+def offer(
+    model: Model,
+    gpu_type: GpuType,
     usd: float,
-    row: Deployment,
-    profile: PerformanceProfile,
+    options: Sequence[tuple[Deployment, PerformanceProfile]],
     of_model: OfModel,
     classes: Mapping[str, SloClass],
 ) -> Offer:
+    """Return the best of *options*, as far as a rough estimate says, with its throughput by simulation."""
+    if not options:
+        return Offer(model.name, gpu_type.name, usd, why_not=f"does not fit {DEGREES[-1]}")
     interactive = [classes[name] for name in of_model.classes if classes[name].kind == SloKind.INTERACTIVE]
     promise, percentile = strictest(
         (each.ttft_target_ms, each.itl_target_ms, each.e2e_target_ms, each.percentile) for each in interactive
     )
     prompt, output = (np.array(each[-PAIRS:], np.int64) for each in (of_model.prompt, of_model.output))
-    cv = max(1.0, round(4 * of_model.cv) / 4)
-    able = _measured(engine_of(row, profile), prompt.tobytes(), output.tobytes(), promise, percentile, cv)
-    share = float(prompt.sum() / max(1, prompt.sum() + output.sum()))
+    lengths = float(prompt.mean()), float(output.mean())
+
+    def rough(option: tuple[Deployment, PerformanceProfile]) -> tuple[bool, float]:
+        engine = engine_of(*option)
+        alone_s = engine.profile.step_time_s(0, 1, int(sum(lengths)))
+        return alone_s <= promise.itl_s, rough_requests_per_s(engine, *lengths) / option[0].tensor_parallel
+
+    row, profile = max(options, key=rough)
+    able = _measured(engine_of(row, profile), prompt.tobytes(), output.tobytes(), promise, percentile)
+    tokens_per_s = able.at(float(prompt.sum() / max(1, prompt.sum() + output.sum())))
     why_not = f"{able.out_of_reach:.0%} of requests miss their promise on an idle one" if able.out_of_reach else ""
-    tokens_per_s = able.at(share)
     return Offer(
-        model, gpu_type, usd, row, profile, able, tokens_per_s, why_not if tokens_per_s else "promise out of reach"
+        model.name, gpu_type.name, usd, row, profile, able, tokens_per_s, why_not if tokens_per_s else "out of reach"
     )
 
 
 @lru_cache(maxsize=512)
-def _measured(
-    engine: EngineConfig, prompt: bytes, output: bytes, promise: Promise, percentile: float, cv: float
-) -> Capability:
+def _measured(engine: EngineConfig, prompt: bytes, output: bytes, promise: Promise, percentile: float) -> Capability:
     lengths = (np.frombuffer(each, np.int64) for each in (prompt, output))
-    return simulated_capability(
-        engine, *lengths, promise, percentile=percentile, cv=cv, sizes=SIZES, most_requests=REQUESTS
-    )
+    return simulated_capability(engine, *lengths, promise, percentile=percentile, sizes=SIZES, most_requests=REQUESTS)

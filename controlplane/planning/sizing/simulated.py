@@ -18,20 +18,25 @@ from controlplane.simulation.selectors import ledger_rows
 from controlplane.simulation.whatif.arrivals import RECENT, drawn
 from controlplane.simulation.whatif.twin_errors import SCALED_BY
 from scheduling.planning.sizing import Sought
+from scheduling.queueing.release_rule import AT_ONCE
 from scheduling.simulation.measures.results import kept
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.scenario.fleet import ProfileOf
 from scheduling.simulation.staging import SOURCE, stage
 from scheduling.simulation.workload.columns import Workload
 
+Values = dict[str, Any]
 GRACE_S: Final = 300.0
 """After the last arrival, for requests to end."""
 PACE: Final = 10
 """Deferred work must end within this part of the simulated time: it has to keep pace with its arrival."""
 FIRST, OTHER = (1, 2), (3, 4)
 """Seeds of the requests by which a fleet is found, and of those by which it is checked."""
+AT_PEAK: Final[Values] = {"niw": {"by": AT_ONCE}, "ordering": "priority"}
+"""Instead of the live policies: demand is level, so nothing is held for later; and queues are short where promises are kept,
+while the order of long ones is slow to simulate.
+"""
 UNSCALED: Final = ("scaling", "planner", "schedules", "swap_groups")
-Values = dict[str, Any]
 
 
 class SimulatedFleet:
@@ -65,8 +70,8 @@ class SimulatedFleet:
         sums = np.zeros((2, len(models), len(names)))
         asked = np.array([[name in self.demand.models[model].classes for name in names] for model in models])
         serving = counts.any(axis=(1, 2))
-        for seed in seeds if serving.any() else ():
-            scenario = Scenario.model_validate(self.values(counts))
+        scenario = Scenario.model_validate(self.values(counts)) if serving.any() else None
+        for seed in seeds if scenario is not None else ():
             if seed not in self._workloads:
                 self._workloads[seed] = drawn(self.demand.arrivals, seed)
             staged = stage(scenario, SOURCE, seed, self._workloads[seed])
@@ -110,7 +115,7 @@ class SimulatedFleet:
 
 
 def present_scenario(demand: Demand, classes: Mapping[str, SloClass], now: datetime) -> Values:
-    """Return the live fleet's scenario with the promises of *classes*, without scaling, for the models of *demand*."""
+    """Return the live fleet's scenario with the promises of *classes* for the models of *demand*. Nothing is scaled."""
     values = scenario_of(inventory.read(set(demand.models)), ledger_rows(now - RECENT, now), now)
     values = {name: table for name, table in values.items() if name not in UNSCALED}
     for model in values["models"].values():
@@ -125,9 +130,13 @@ def present_scenario(demand: Demand, classes: Mapping[str, SloClass], now: datet
         if row.kind == SloKind.NON_INTERACTIVE:
             of["deadline_s"] = min(float(row.deadline_s or np.inf), demand.horizon_s / PACE)
     values["endpoints"] = [
-        {name: value for name, value in one.items() if name not in (*SCALED_BY, "niw_share")}
+        {name: value for name, value in one.items() if name not in (*SCALED_BY, "niw_share")} | AT_PEAK
         for one in values["endpoints"]
     ]
     targets = values.get("weighted_targets", {})
     values["weighted_targets"] = {name: of for name, of in targets.items() if of.keys() <= values["models"].keys()}
-    return values | {"demand": {"too_long": "clip"}, "sample_s": 0.0}
+    return values | {
+        "demand": {"too_long": "clip"},
+        "sample_s": 0.0,
+        "regions": {name: {} for name in values["regions"]},
+    }

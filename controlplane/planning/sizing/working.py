@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -23,6 +24,8 @@ from scheduling.planning.sizing import HOURS_A_MONTH, Settled, Sought, carried, 
 
 CHECK_S: Final = 20.0
 """Time for the search by simulation, which begins with the least fleet for the promises themselves."""
+ANYWHERE: Final = 1e-6
+"""Share of a region's demand that it must serve itself, where the question is what all GPUs together carry."""
 MONTH: Final = timedelta(hours=HOURS_A_MONTH)
 Counts = NDArray[np.int64]
 
@@ -83,7 +86,7 @@ def _answer(row: CapacityPlan) -> None:
     answer["scenario"] = {name: scenario[name] for name in ("fleet", "profiles", "gpus")}
     answer["check"] = _found(settled, fleet, met)
     answer["frontier"] = [{"attainment": share, "usd_per_month": round(usd, 2)} for share, usd in settled.frontier()]
-    answer["buy_by"] = _buy_by(question, sought, settled, demand, types, now)
+    answer["buy_by"] = _buy_by(question, sought, settled, demand, types, table, now)
     answer["took_s"] = round(time.monotonic() - began_s, 1)
     rows.update(answer=answer, state=CapacityState.DONE, phase="", progress=1.0, ended_at=timezone.now())
 
@@ -209,12 +212,15 @@ def _buy_by(
     settled: Settled,
     demand: demands.Demand,
     types: Types,
+    table: Mapping[tuple[str, str], Offer],
     now: datetime,
 ) -> dict[str, Any]:
     """Return when demand passes what the GPUs that there are can carry, as multiples of today's demand."""
     there = inventory.read().units
     units = np.array([[there.get((region, name), 0) for name in types] for region in sought.regions], np.int64)
-    able = demand.factor * carried(sought, units, settled.factor)
+    theta = np.array([[table[model, name].tokens_per_s for name in types] for model in sought.models])
+    anywhere = replace(sought, capability_tokens_per_s=theta, epsilon=ANYWHERE)
+    able = demand.factor * carried(anywhere, units, settled.factor)
     months = 0.0 if able < 1.0 else question.months_until(able)
     at = None if months is None else (now + months * MONTH).date().isoformat()
     return {"carries": round(able, 2), "months": months, "date": at, "known": bool(there)}

@@ -60,6 +60,12 @@ class CapacityForm(forms.Form):
             self.fields[f"gpus-{name}-{CHOSEN}"] = forms.BooleanField(required=False, initial=name in used, label=title)
             self.fields[f"gpus-{name}"] = forms.FloatField(required=False, initial=usd, label=f"{title}, $ an hour")
 
+    def of_growth(self) -> list[BoundField]:
+        return [self[name] for name in ("growth", "percent", "months", "curve", "curve_file")]
+
+    def of_prices(self) -> list[BoundField]:
+        return [self["reserved"], self["spot"]]
+
     def promises(self) -> Iterator[tuple[BoundField, list[BoundField]]]:
         for row in self.slo_classes:
             own = f"promises-{row.name}-"

@@ -1,6 +1,5 @@
 """Capacity: the least fleet for the coming months, and whether the present one survives the loss of a region."""
 
-from itertools import pairwise
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
@@ -15,6 +14,7 @@ from controlplane.console.actions import ActionForm, carried_out
 from controlplane.console.live.feed import feed
 from controlplane.console.live.views import live_context
 from controlplane.console.pages.capacity.forms import TARGETS, CapacityForm
+from controlplane.fleet.models import Region
 from controlplane.planning.models import CapacityPlan, CapacityState
 from controlplane.planning.sizing import selectors, services
 from controlplane.planning.sizing.fleet_file import fleet_file
@@ -41,6 +41,7 @@ def capacity(request: HttpRequest, pk: int = 0) -> HttpResponse:
         "wrong": [field for field in form if field.errors] if posted else [],
         "targets": TARGETS.values(),
         "plan": row,
+        "titles": dict(Region.objects.values_list("name", "title")),
         "answer": _shown(row.answer) if row and row.answer else None,
         "losses": selectors.newest_loss(),
         "earlier": CapacityPlan.objects.exclude(pk=row.pk)[:5] if row else (),
@@ -49,16 +50,18 @@ def capacity(request: HttpRequest, pk: int = 0) -> HttpResponse:
 
 
 def _shown(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return *answer* with offers by model, and the price of each step of the frontier."""
+    """Return *answer* with offers by model, and the price of one more nine."""
     types = list(dict.fromkeys(one["gpu_type"] for one in answer["offers"]))
     models = list(dict.fromkeys(one["model"] for one in answer["offers"]))
     by_place = {(one["model"], one["gpu_type"]): one for one in answer["offers"]}
     frontier = answer.get("frontier", [])
-    steps = [None, *(after["usd_per_month"] - before["usd_per_month"] for before, after in pairwise(frontier))]
+    usd = {one["attainment"]: one["usd_per_month"] for one in frontier}
+    fewer = {0.99: 0.9, 0.999: 0.99}
+    steps = [usd[share] - usd[fewer[share]] if fewer.get(share) in usd else None for share in usd]
     return answer | {
         "types": types,
         "table": [(model, [by_place[model, name] for name in types]) for model in models],
-        "steps": list(zip(frontier, steps, strict=False)),
+        "steps": list(zip(frontier, steps, strict=True)),
         "gpus_needed": sum(one["needed"] for one in answer["gpus"]),
         "gpus_to_buy": sum(one["buy"] for one in answer["gpus"]),
         "misses": [one for one in answer.get("check", {}).get("shares", []) if not one["holds"]],
