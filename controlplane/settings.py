@@ -227,7 +227,7 @@ PERIODIC_TASKS: dict[str, tuple[str, float]] = {
     "resume-batches": ("batches.resume", 30.0),
     "forecast-and-plan": ("planning.forecast_and_plan", 30.0),  # or more often: `controlplane.jobs.schedule.look_s`
     "nightly-what-if": ("simulation.nightly_what_if", 60.0),
-    "nightly-region-loss": ("simulation.nightly_region_loss", 600.0),
+    "nightly-region-loss": ("simulation.nightly_region_loss", 60.0),
     "look-after-what-ifs": ("simulation.look_after_what_ifs", 10.0),
     "judge-twin": ("simulation.judge_twin", 60.0),
     "fit-forecasters": ("planning.fit_forecasters", 30.0),

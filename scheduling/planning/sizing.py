@@ -166,11 +166,12 @@ def settle(
     sought: Sought,
     judge: Judge,
     wanted: Floats,
+    nines: Sequence[float] = NINES,
     late: Callable[[], bool] = lambda: False,
     enter: Callable[[str], None] = lambda phase: None,
 ) -> Settled:
     """Simulate fleets until the least is known that keeps *wanted*, the share of requests by class; then, until *late*, the
-    least for each of `NINES`. Raise SolverLost.
+    least for each attainment of *nines*. Raise SolverLost.
     """
     settled = Settled(sought, [[] for _ in sought.models], tried=np.zeros(sought.shape, np.bool_))
     known: dict[bytes, Floats] = {}
@@ -194,7 +195,7 @@ def settle(
     settled.factor = _bracket(settled, simulated, wanted, late)
     enter("One instance less")
     settled.tried = _trim(settled, simulated, wanted, late)
-    for share in NINES:
+    for share in nines:
         enter(f"{100 * share:g}% attainment")
         _bracket(settled, simulated, np.full(wanted.size, share), late)
         _trim(settled, simulated, np.full(wanted.size, share), late)

@@ -59,7 +59,7 @@ def drawn(seed: int, survives_loss: bool = False) -> tuple[Sought, SimulatedFlee
     demand = Demand({"kind": "forecast", "horizon_s": horizon_s, "streams": streams}, models, 1.0, [])
     able = [name for name in models if any(table[name, each].tokens_per_s for each in types)]
     question = Question(survives_loss=survives_loss)
-    sought = working.sought_of(question, demand, able, regions, types, table)
+    sought = working.sought_of(question, demand, able, regions, types, table, 0.8)
     by_place = [[table[name, each] for each in types] for name in able]
     present = {
         "models": {name: {"context_tokens": 8192} for name in able},

@@ -14,11 +14,10 @@ from controlplane.planning.models import Quantity
 from controlplane.planning.sizing.question import Question
 from controlplane.planning.sizing.selectors import classes_of
 from controlplane.simulation.whatif.arrivals import forecast_arrivals
-from scheduling.planning.bursts import HIGHEST_CV, POISSON_CV
+from scheduling.planning.bursts import POISSON_CV
 
 WEEK: Final = timedelta(days=7)
 WINDOW_S: Final = 600
-FEW_GAPS: Final = 20
 CLASS, PROMPT, OUTPUT, RUN = 3, 5, 6, 12
 """Positions in the rows of a stream (`simulation.selectors.WORKLOAD_COLUMNS`)."""
 NO_RUN: Final = ["", "", "", None]
@@ -61,7 +60,8 @@ def read(question: Question, now: datetime) -> Demand:
     kinds = {name: str(row.kind) for name, row in chosen.items()}
     arrivals, remarks = forecast_arrivals(now, MOST_S)
     busiest = {} if question.growth == "forecast" else _busiest(now)
-    factor = question.factor(question.over_months)
+    factor, until = question.factor(question.over_months), demand.last_complete(now, demand.MINUTE_S)
+    recent = demand.read(until - demand.BURSTS_OVER, until, demand.MINUTE_S)
     models: dict[str, OfModel] = defaultdict(OfModel)
     streams = []
     for stream in arrivals["streams"]:
@@ -76,13 +76,13 @@ def read(question: Question, now: datetime) -> Demand:
         if question.growth != "forecast" and any(kinds[row[CLASS]] == SloKind.INTERACTIVE for row in rows):
             level = busiest.get(place) or max(rates["mean"]) * tokens
         level *= part
-        own, gaps = models[place[0]], np.array(stream["gaps"])
+        own = models[place[0]]
         own.tokens_per_s[place[1]] += level
         own.prompt += lengths[:, 0].astype(int).tolist()
         own.output += np.maximum(lengths[:, 1], 1).astype(int).tolist()
         own.classes |= {row[CLASS] for row in rows}
-        if gaps.size >= FEW_GAPS and gaps.mean() > 0:
-            own.cv = min(HIGHEST_CV, max(own.cv, float(gaps.std() / gaps.mean())))
+        if place in recent.requests:
+            own.cv = max(own.cv, recent.arrival_cv(place))
         per_s = factor * level / max(tokens, 1.0)
         streams.append(stream | {"rows": rows, "calls": 1.0, "requests_per_s": per_s})
     if not streams:

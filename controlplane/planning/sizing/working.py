@@ -58,7 +58,7 @@ def _answer(row: CapacityPlan) -> None:
     models = [name for name in models if name not in unserved]
     if not models:
         raise ValueError("no allowed GPU type can serve any model: allow a larger one")
-    sought = sought_of(question, demand, models, list(present["regions"]), types, table)
+    sought = sought_of(question, demand, models, list(present["regions"]), types, table, plan_settings().epsilon)
     by_place = [[table[model, name] for name in types] for model in models]
     counts = least(sought)
     answer: dict[str, Any] = {
@@ -74,7 +74,7 @@ def _answer(row: CapacityPlan) -> None:
 
     fleet = SimulatedFleet(sought, by_place, demand, classes, present)
     ends_s = began_s + CHECK_S
-    settled = settle(sought, fleet.first, fleet.wanted, lambda: time.monotonic() > ends_s, enter)
+    settled = settle(sought, fleet.first, fleet.wanted, late=lambda: time.monotonic() > ends_s, enter=enter)
     counts = np.array([
         (of[-1] if best is None else best).counts
         for best, of in zip(settled.cheapest(fleet.wanted), settled.found, strict=True)
@@ -98,6 +98,7 @@ def sought_of(
     regions: Sequence[str],
     types: Types,
     table: Mapping[tuple[str, str], Offer],
+    epsilon: float,
 ) -> Sought:
     """Return the question in arrays; demand has the reserve for bursts, as plans have it."""
     grown, shares, able = {}, {}, {}
@@ -123,7 +124,7 @@ def sought_of(
         gpus=np.array([[table[model, name].tensor_parallel for name in types] for model in models]),
         usd_per_hour=np.array([usd for _, usd in types.values()]),
         survives_loss=question.survives_loss,
-        epsilon=plan_settings().epsilon,
+        epsilon=epsilon,
     )
 
 
