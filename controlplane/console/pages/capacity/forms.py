@@ -103,7 +103,7 @@ class CapacityForm(forms.Form):
     def of(cls, question: dict[str, Any]) -> "CapacityForm":
         """Return the form as it was filled for *question*."""
         form = cls()
-        given = question | {name: 100 * question[name] for name in ("reserved", "spot")}
+        given = question | {name: round(100 * question[name], 4) for name in ("reserved", "spot")}
         given["curve"] = "\n".join(f"{month}, {factor:g}" for month, factor in enumerate(question["curve"], 1))
         for name, promise in question["promises"].items():
             given |= {f"promises-{name}-{each}": value for each, value in promise.items() if value is not None}
