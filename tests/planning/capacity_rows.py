@@ -28,6 +28,13 @@ def done(**question: Any) -> CapacityPlan:
         "check": {"holds": True, "simulations": 40, "one_less_tried": 1, "shares": [
             {"model": "llama-3.1-8b", "slo_class": "interactive", "met_ratio": 0.97, "target_ratio": 0.95, "holds": True}]},
         "frontier": [{"attainment": 0.9, "usd_per_month": 5110.0}, {"attainment": 0.99, "usd_per_month": 7665.0}],
+        "scenario": {
+            "fleet": [{"model": "llama-3.1-8b", "regions": ["us-east"], "gpu": "h200-141gb", "instances": 2,
+                       "kv_tokens": 800_000}],
+            "profiles": [{"model": "llama-3.1-8b", "gpu": "h200-141gb", "decode": {"a_s": 0.008},
+                          "prefill": {"a_s": 0.02, "b_s_per_token": 4e-5}}],
+            "gpus": {"h200-141gb": {"usd_per_hour": 3.5}},
+        },
         "buy_by": {"carries": 1.2, "months": 2.0, "date": "2027-01-29", "known": True},
     }  # fmt: skip
     asked = Question(gpus={"h200-141gb": 3.5}, **question).model_dump(mode="json")

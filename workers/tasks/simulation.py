@@ -10,7 +10,7 @@ from django.conf import settings
 from django.utils import timezone
 
 from controlplane.fleet.lifecycle.states import ActionError
-from controlplane.planning.sizing.services import LIMIT_S
+from controlplane.planning.sizing.services import LIMIT_S, supervise
 from controlplane.simulation.whatif import nightly, twin_errors, working
 from workers.celery import app
 from workers.tasks.planning import LONG_WORK, only_one, requested_work_waits
@@ -47,8 +47,10 @@ def run_future(self: Any) -> int | None:
 
 @app.task
 def look_after_what_ifs() -> int:
-    """Queue runs again that were lost, and send tasks again that no broker accepted; return how many."""
-    return working.supervise(timezone.now())
+    """Queue runs again that were lost, and send tasks again that no broker accepted; end capacity plans that were lost; return
+    how many.
+    """
+    return working.supervise(timezone.now()) + supervise(timezone.now())
 
 
 @app.task(soft_time_limit=working.LIMIT_S, time_limit=working.LIMIT_S + 20)

@@ -5,6 +5,7 @@ from typing import Final
 from django.utils import timezone
 
 from controlplane.accounts.models import User
+from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.planning.models import CapacityPlan
 from controlplane.planning.sizing import demand as demands
 from controlplane.planning.sizing.question import Question
@@ -17,9 +18,12 @@ SEEDS: Final = 3
 
 
 def ask_what_if(row: CapacityPlan, actor: User) -> WhatIf:
-    """Ask for the what-if of *row*. Raise as `services.ask`, and ValueError without requests."""
+    """Ask for the what-if of *row*. Raise as `services.ask`, and ActionError without requests."""
     question, now = Question.model_validate(row.question), timezone.now()
-    demand = demands.read(question, now)
+    try:
+        demand = demands.read(question, now)
+    except ValueError as error:
+        raise ActionError(str(error)) from error
     start = Start(
         kind="fleet",
         at=now,

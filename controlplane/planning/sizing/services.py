@@ -1,5 +1,6 @@
 """Writes of capacity plans: asking. Workers answer (`working`)."""
 
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.db import transaction
@@ -10,13 +11,21 @@ from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Region
 from controlplane.jobs.broker import send_task
-from controlplane.planning.models import CapacityPlan
+from controlplane.planning.models import CapacityPlan, CapacityState
 from controlplane.planning.sizing.question import Question, problems_of
 from controlplane.planning.sizing.selectors import classes_of, gpu_types
 
 TASK: Final = "workers.tasks.simulation.plan_capacity"
 LIMIT_S: Final = 600
 KEPT: Final = 50
+
+
+def supervise(now: datetime) -> int:
+    """Fail plans whose worker was lost, or that none took, within `LIMIT_S`; return how many."""
+    late = CapacityPlan.objects.filter(
+        state__in=(CapacityState.QUEUED, CapacityState.RUNNING), asked_at__lt=now - timedelta(seconds=LIMIT_S)
+    )
+    return late.update(state=CapacityState.FAILED, error="No worker answered in time: ask again.", ended_at=now)
 
 
 class Refused(ActionError):

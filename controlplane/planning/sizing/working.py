@@ -184,7 +184,7 @@ def _priced(
                 "spot": needed * (usd * question.spot if spot_usd is None else float(spot_usd)) * HOURS_A_MONTH,
             }
             total = {each: total[each] + month[each] for each in total}
-            if have or needed:
+            if needed:
                 gpus.append({
                     "region": region, "gpu_type": name, "needed": needed, "have": have, "buy": max(0, needed - have),
                     "spot_assumed": spot_usd is None, **{f"usd_{each}": round(value, 2) for each, value in month.items()},

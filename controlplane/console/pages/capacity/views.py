@@ -58,7 +58,16 @@ def _shown(answer: dict[str, Any]) -> dict[str, Any]:
     usd = {one["attainment"]: one["usd_per_month"] for one in frontier}
     fewer = {0.99: 0.9, 0.999: 0.99}
     steps = [usd[share] - usd[fewer[share]] if fewer.get(share) in usd else None for share in usd]
+    by_type: dict[tuple[str, str], dict[str, Any]] = {}
+    for one in answer["fleet"]:
+        row = by_type.setdefault((one["model"], one["gpu_type"]), one | {"gpus": 0, "usd_per_month": 0.0, "counts": {}})
+        row["counts"][one["region"]] = one["instances"]
+        row.update({name: row[name] + one[name] for name in ("gpus", "usd_per_month")})
     return answer | {
+        "rows": [
+            row | {"counts": [row["counts"].get(name, 0) for name in answer["demand"]["regions"]]}
+            for row in by_type.values()
+        ],
         "types": types,
         "table": [(model, [by_place[model, name] for name in types]) for model in models],
         "steps": list(zip(frontier, steps, strict=True)),
