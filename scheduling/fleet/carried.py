@@ -97,8 +97,9 @@ def set_front_end(fleet: FleetArrays, instance: int, front_end: FrontEnd, margin
     fleet.carried[instance] = carried(fleet, instance) if known else 0
 
 
-_coefficients = functools.lru_cache(1024)(astuple)
-"""`astuple` copies deeply, and is asked for again and again."""
+@functools.lru_cache(1024)
+def _coefficients(profile: Profile) -> Any:
+    return astuple(profile)  # which copies deeply
 
 
 def first_token_s(

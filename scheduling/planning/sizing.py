@@ -211,7 +211,7 @@ def _bracket(settled: Settled, simulated: Judge, wanted: Floats, late: Callable[
         met = simulated(least(settled.sought, np.array(FACTORS)[middle]))
         kept = np.all(np.isnan(met) | (met >= wanted), axis=1)
         low, high = np.where(kept, low, np.maximum(low, middle)), np.where(kept, np.minimum(high, middle), high)
-    return np.array(FACTORS)[np.minimum(high, last)]
+    return np.asarray(np.array(FACTORS)[np.minimum(high, last)])
 
 
 def _trim(settled: Settled, simulated: Judge, wanted: Floats, late: Callable[[], bool]) -> NDArray[np.bool_]:

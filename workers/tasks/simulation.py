@@ -47,9 +47,7 @@ def run_future(self: Any) -> int | None:
 
 @app.task
 def look_after_what_ifs() -> int:
-    """Queue runs again that were lost, and send tasks again that no broker accepted; end capacity plans that were lost; return
-    how many.
-    """
+    """Queue runs again that were lost, and send tasks again that no broker accepted; end lost capacity plans. Return how many."""
     return working.supervise(timezone.now()) + supervise(timezone.now())
 
 

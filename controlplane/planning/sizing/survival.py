@@ -18,7 +18,7 @@ from scheduling.simulation.measures.results import kept
 from scheduling.simulation.scenario.file import check_scenario
 from scheduling.simulation.staging import SOURCE
 
-LOST_S, HORIZON_S, GRACE_S = 300.0, 3900.0, 300.0
+LOST_S, HORIZON_S, GRACE_S = 300.0, 3000.0, 300.0
 """When the region is lost, until when requests come, and how long they may take afterwards. It does not come back."""
 PART_S: Final = 300.0
 """Parts of the time after the loss, in each of which a class keeps its target or falls below."""
