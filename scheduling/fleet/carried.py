@@ -13,7 +13,7 @@ Lengths are the smoothed ones of the requests that the instance was given. Witho
 import functools
 import math
 from dataclasses import astuple
-from typing import Final
+from typing import Any, Final
 
 from scheduling.compiled import compiled, compiled_internal, uncompiled
 from scheduling.fleet.arrays import FleetArrays

@@ -47,7 +47,7 @@ def run_future(self: Any) -> int | None:
 
 @app.task
 def look_after_what_ifs() -> int:
-    """Queue runs again that were lost, and send tasks again that no broker accepted; end lost capacity plans. Return how many."""
+    """Queue lost runs again, send tasks again that no broker accepted, and end lost capacity plans; return how many."""
     return working.supervise(timezone.now()) + supervise(timezone.now())
 
 
