@@ -111,7 +111,7 @@ def first_token_s(
     It waits for the current step, is read by the process, which is busy with the others for a part of each step (the mean
     wait of an M/M/1 queue), and has its prefill computed.
     """
-    added_s = uncompiled(sequence_s)(*_coefficients(profile), prompt_tokens, output_tokens)
+    added_s = uncompiled(sequence_s)(*(*_coefficients(profile), prompt_tokens, output_tokens))
     step_s = profile.decode_a_s + sequences * added_s
     busy = sequences * front_end.time_s(1, 1 / output_tokens) / step_s
     if busy >= 1.0:

@@ -104,7 +104,7 @@ def _busiest(now: datetime) -> dict[demand.Endpoint, float]:
     for model, region in known.requests:
         both = [np.nan_to_num(known.of((model, region), quantity)) for quantity in Quantity]
         of_model[model][region] = both[0] + both[1]
-    levels = {}
+    levels: dict[demand.Endpoint, float] = {}
     for model, regions in of_model.items():
         total = np.sum(list(regions.values()), axis=0)
         if total.size and total.any():

@@ -37,7 +37,8 @@ class CapacityForm(forms.Form):
     )
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, label_suffix="", **options)
+        super().__init__(*args, **options)
+        self.label_suffix = ""
         self.slo_classes = [row for row in SloClass.objects.all() if row.promises]
         for row in self.slo_classes:
             usual = row.kind != SloKind.OPPORTUNISTIC
