@@ -284,23 +284,19 @@ class GatewayCollector:
             ("cost_usd_per_hour", "On-demand price of these GPUs.", "usd_per_hour"),
         ):  # fmt: skip
             yield gauge(name, about, ENDPOINT, [(key, getattr(load, field)) for key, load in loads])
-        whole = read if read and self.gateway.lease.holds(BATCHES) else None
-        gpus = whole.gpus if whole else {}
-        yield gauge("gpus", "GPUs of nodes, by what they do.", ("region", "gpu_type", "state"), gpus.items())
+        whole = [read] if read and self.gateway.lease.holds(BATCHES) else []
+        gpus = [row for each in whole for row in each.gpus.items()]
+        yield gauge("gpus", "GPUs of nodes, by what they do.", ("region", "gpu_type", "state"), gpus)
         about = "Lines of batches that are still to come."
-        yield gauge("deferred_lines", about, (), [((), whole and whole.deferred_lines)])
+        yield gauge("deferred_lines", about, (), [((), each.deferred_lines) for each in whole])
         about = "Least time that an open batch has to spare at its pace; below 0 it will be late."
-        yield gauge("deadline_slack_seconds", about, (), [((), whole and whole.slack_s)])
+        yield gauge("deadline_slack_seconds", about, (), [((), each.slack_s) for each in whole])
         for name, about, field in (
-            (
-                "region_loss_slo_met_ratio",
-                "Attainment, simulated, after the region's loss.",
-                "slo_met_ratio",
-            ),
-            ("region_loss_below_target_seconds", "For how long: 0 if the fleet survives its loss.", "below_target_s"),
+            ("slo_met_ratio", "Attainment, simulated, after the region's loss.", "slo_met_ratio"),
+            ("below_target_seconds", "For how long: 0 if the fleet survives its loss.", "below_target_s"),
         ):
-            losses = [((one["region"], one["slo_class"]), one[field]) for one in (whole.losses if whole else ())]
-            yield gauge(name, about, ("region", "slo_class"), losses)
+            losses = [((one["region"], one["slo_class"]), one[field]) for each in whole for one in each.losses]
+            yield gauge(f"region_loss_{name}", about, ("region", "slo_class"), losses)
 
     @staticmethod
     def _service_levels(dispatching: Dispatching) -> Iterator[Metric]:

@@ -263,6 +263,7 @@ JOBS_WITHIN_TASKS = {
             "end-failed",
             "advance-rollouts",
             "advance-swaps",
+            "advance-maintenance",
             "observe-instances",
             "report-nodes",
             "watch-ray",

@@ -135,26 +135,36 @@ def _of_rows(now: datetime, titles: Mapping[str, str]) -> Iterator[Problem]:
         subject, count = f"{each.model} in {each.region}", float(each.reversals)
         yield Problem("flapping", subject, "warning", title, words, href, each.model, 0.6, value=count)
     for gpu in Gpu.objects.filter(cordoned__startswith=ACTOR).select_related("node"):
-        yield Problem("gpu", str(gpu), "critical", f"{gpu} failed", f"cordoned by {gpu.cordoned}", "/nodes/", rank=0.7)
+        href = f"/fleet/nodes/{gpu.node}/"
+        yield Problem("gpu", str(gpu), "critical", f"{gpu} failed", f"cordoned by {gpu.cordoned}", href, rank=0.7)
     for place in Region.objects.exclude(dark_since=None):
         title, words = f"{place} is dark", "its instances are silent; other regions serve its requests"
-        yield Problem("region", place.name, "critical", title, words, "/nodes/", rank=0.1, since=place.dark_since)
+        yield Problem(
+            "region",
+            place.name,
+            "critical",
+            title,
+            words,
+            f"/fleet/?region={place.name}",
+            rank=0.1,
+            since=place.dark_since,
+        )
     silent = Node.objects.filter(active=True, reported_at__lt=now - AGENT_SILENT).exclude(host="")
     for node in silent.order_by("name"):
         title = f"The agent of {node} does not report"
         words = f"{node.host}: starts, stops and pulls wait there"
-        href = f"/nodes/?open={node}"
+        href = f"/fleet/nodes/{node}/"
         yield Problem("part", f"node {node}", "critical", title, words, href, rank=0.2, since=node.reported_at)
     for node in Node.objects.exclude(ray={}).order_by("name"):
         if words := node.ray.get("error") or ("Ray has lost its machines" if node.ray.get("lost") else ""):
             title = f"Ray does not answer for {node}" if node.ray.get("error") else f"{node} is lost"
-            href = f"/nodes/?open={node}"
+            href = f"/fleet/nodes/{node}/"
             yield Problem("part", f"node {node}", "critical", title, words, href, rank=0.2, since=node.reported_at)
     for status in failed():
         if status.rollout is not None:
             model, region = status.deployment.model.name, status.deployment.region.name
             title = f"The rollout of {model} in {titles.get(region, region)} failed"
-            href = _link("/instances/", model, region)
+            href = _link("/fleet/", model, region)
             subject = f"{model} in {region}"
             yield Problem("rollout", subject, "warning", title, status.rollout.message, href, model, 0.4)
     for batch in running():
@@ -194,7 +204,7 @@ def find(tables: Mapping[str, Table], known: Known) -> Problems:
 
 def _instances(table: Table, known: Known) -> Iterator[Problem]:
     for row in table:
-        name, where, href = row["name"], known.where(row["model"], row["region"]), f"/instances/{row['name']}/"
+        name, where, href = row["name"], known.where(row["model"], row["region"]), f"/fleet/instances/{row['name']}/"
         kind, severity, failures = "instance", "critical", row.get("failures") or 0
         match row["status"]:
             case "failed" if failures >= CRASH_LOOP:
@@ -221,7 +231,7 @@ def _endpoints(table: Table, known: Known) -> Iterator[Problem]:
     """Endpoints with too few ready instances, or with a full or nearly full queue."""
     for row in table:
         model, region, waiting, ready = row["model"], row["region"], row["waiting"] or 0, row["instances_ready"] or 0
-        name, subject, href = known.where(model, region), f"{model} in {region}", _link("/instances/", model, region)
+        name, subject, href = known.where(model, region), f"{model} in {region}", _link("/fleet/", model, region)
         least, bound = known.min_instances.get((model, region), 0), known.queue_bounds.get((model, region), 0)
         if region in known.dark:
             continue

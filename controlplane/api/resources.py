@@ -235,7 +235,7 @@ def add_operations(router: Router, resource: Resource, out: Any = MessageOut, pa
         if unknown := sorted(given.keys() - operation.takes.model_fields.keys()):
             raise ApiError(422, "invalid", f"{operation.verb} takes no {unknown[0]}.", unknown[0])
         try:
-            needed = dict(operation.takes.model_validate(given))
+            needed = operation.read(given)
         except ValidationError as error:
             first = error.errors()[0]
             raise ApiError(422, "invalid", first["msg"], str(first["loc"][0])) from None

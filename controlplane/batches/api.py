@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 from asgiref.sync import sync_to_async
-from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.db.models.fields.files import FieldFile
 from django.http import HttpRequest, HttpResponseBase, JsonResponse, StreamingHttpResponse
@@ -18,12 +17,10 @@ from controlplane.batches.models import Batch, Purpose, StoredFile
 from controlplane.batches.storage import store_errors
 from controlplane.gateway.errors import ApiError, invalid
 from controlplane.gateway.key_endpoints import endpoint
-from controlplane.jobs.broker import send_task
 
 READ_BYTES = 256 * 1024
 MAX_METADATA = 16
 WHOLE_NUMBER = re.compile(r"[0-9]{1,18}")  # Python refuses to read thousands of digits
-VALIDATE_TASK = "workers.tasks.batches.validate"
 
 
 def page_of(request: HttpRequest, rows: QuerySet[Any], default: int, most: int, key: str = "pk") -> JsonResponse:
@@ -162,7 +159,6 @@ def create_batch(request: HttpRequest, key: ApiKey) -> HttpResponseBase:
         metadata=metadata_of(body.get("metadata")),
         output_expires_after_s=expiry["seconds"] if expiry else None,
     )
-    transaction.on_commit(lambda: send_task(VALIDATE_TASK, batch.pk))
     return JsonResponse(batch.to_dict())
 
 

@@ -29,10 +29,12 @@ from controlplane.fleet.selectors import adapters_of
 from controlplane.gateway.errors import ApiError, invalid
 from controlplane.gateway.ledger.entry import OUTPUT_TOKENS, PROMPT_TOKENS, Row
 from controlplane.gateway.ledger.writer import is_away
+from controlplane.jobs.broker import send_task
 from scheduling.model_task import Task
 
 logger = logging.getLogger(__name__)
 
+VALIDATE_TASK = "workers.tasks.batches.validate"
 MAX_FILE_BYTES = 200 * 1024 * 1024
 MAX_PROBLEMS = 100
 """Problems of validation that the batch itself shows; the error file has all of them."""
@@ -120,7 +122,7 @@ def create_batch(
     metadata: dict[str, str] | None = None,
     output_expires_after_s: int | None = None,
 ) -> Batch:
-    """Accept a batch; `validate_batch` reads its file. Raises ApiError 400 for what cannot be."""
+    """Accept a batch, whose file a Celery worker reads next (`validate_batch`). Raises ApiError 400 for what cannot be."""
     if endpoint not in ENDPOINTS:
         raise invalid(f"endpoint must be one of {', '.join(ENDPOINTS)}, not {endpoint!r}.", "endpoint")
     if not isinstance(completion_window, str) or not (window := WINDOW.fullmatch(completion_window)):
@@ -144,6 +146,7 @@ def create_batch(
     with transaction.atomic():
         check_lines_budget(batch, 1)
         batch.save()
+        transaction.on_commit(lambda: send_task(VALIDATE_TASK, batch.pk))
     return batch
 
 

@@ -8,7 +8,7 @@ import msgspec
 from django.conf import settings
 
 from controlplane.gateway.admission.validation import read_body
-from controlplane.gateway.errors import ApiError
+from controlplane.gateway.errors import ApiError, invalid
 from scheduling.model_task import Task
 from workers.vllm.tasks import EMBEDDINGS, GENERATION, PATHS, SCORING
 
@@ -52,6 +52,20 @@ def lines_of(file: IO[bytes]) -> Iterator[bytes]:
         while len(rest) > MAX_LINE_BYTES and not rest.endswith(b"\n"):
             rest = file.readline(MAX_LINE_BYTES + 1)
         yield line
+
+
+def first_url(file: IO[bytes]) -> str:
+    """Return the url of the first request of *file*, which the others have to have too. Raises ApiError 400 without one."""
+    file.seek(0)
+    raw = next((line for line in lines_of(file) if line.removeprefix(codecs.BOM_UTF8).strip()), b"")
+    file.seek(0)
+    try:
+        url = read_body(raw.removeprefix(codecs.BOM_UTF8), settings.MAX_JSON_DEPTH)[0].get("url")
+    except ApiError as error:
+        raise invalid(error.message.replace("The request body", "The first line", 1), "file") from None
+    if url not in ENDPOINTS:
+        raise invalid(f"The url of the first line must be one of {', '.join(ENDPOINTS)}, not {url!r}.", "file")
+    return str(url)
 
 
 def check_lines(lines: Iterable[bytes], endpoint: str, models: Mapping[str, Served]) -> Iterator[Line | Problem]:

@@ -46,15 +46,10 @@ def _entry(label: str, icon: str, key: str, *pages: str) -> Entry:
     return Entry(label, icon, key, (Section(pages[0], label, pages[1:]),))
 
 
-OVERVIEW = _entry("Overview", "overview", "o", "overview")
-FLEET = Entry("Fleet", "instances", "f", (
-    Section("instances", "Instances", ("instance", "rollout")), Section("nodes", "Nodes"), Section("spot", "Spot pool"),
-))  # fmt: skip
+OVERVIEW = Entry("Overview", "overview", "o", (Section("overview", "Overview"), Section("timeline", "Timeline")))
+FLEET = _entry("Fleet", "instances", "f", "fleet", "instance", "node")
 REQUESTS = _entry("Requests", "requests", "r", "requests", "request")
-MODELS = Entry("Models", "models", "m", (
-    Section("models", "Models", ("deploy", "deployed", "targets")), Section("forecast", "Forecast"),
-    Section("lengths", "Lengths"),
-))  # fmt: skip
+MODELS = _entry("Models", "models", "m", "models", "model", "deploy", "deployed")
 QUEUES = _entry("Queues", "queues", "q", "queues")
 BATCHES = _entry("Batches", "batches", "b", "batches", "batch")
 APPLICATIONS = _entry("Applications", "applications", "a", "applications", "application", "run")
@@ -85,20 +80,7 @@ def navigation(request: HttpRequest) -> list[tuple[str, tuple[Entry, ...]]]:
             ("Plan", (SCALING, WHAT_IF, CAPACITY)),
             ("Administer", (USAGE, system)),
         ]
-    lengths = _entry("Lengths", "lengths", "l", "lengths")
-    return [
-        (
-            "",
-            (
-                USAGE,
-                REQUESTS,
-                BATCHES,
-                APPLICATIONS,
-                lengths,
-                replace(SYSTEM, label="API", icon="api", sections=(API,)),
-            ),
-        )
-    ]
+    return [("", (USAGE, REQUESTS, BATCHES, APPLICATIONS, replace(SYSTEM, label="API", icon="api", sections=(API,))))]
 
 
 def freshness(state: LiveState) -> dict[str, str]:

@@ -14,7 +14,7 @@ from controlplane.accounts.selectors import visible_tenants
 from controlplane.console.access.roles import View, fleet_role, may, signed_in
 from controlplane.console.live.feed import feed
 from controlplane.console.live.views import live_context
-from controlplane.resources.filters import number
+from controlplane.resources.filters import Filters, number
 from controlplane.resources.resource import Resource
 from controlplane.resources.tables import ROW_LIMIT
 
@@ -40,13 +40,15 @@ def list_page(
     show: Callable[[list[Any]], Sequence[Any]] = list,
     status: int = 200,
     known: Sequence[Any] | None = None,
+    fold: tuple[Callable[[list[Any], Filters], Sequence[Any]], Sequence[str]] | None = None,
     **more: Any,
 ) -> HttpResponseBase:
     """Return the page of *resource* after the cursor, rows rendered by *show*; with `?format=csv`, the file.
 
-    *known* replace the rows of the resource where the page has newer ones; *more* is additional template context.
+    *known* replace the rows of the resource where the page has newer ones; *fold* arranges those of a page that is not
+    sorted, in these of its columns; *more* is additional template context.
     """
-    viewer = viewer_of(request)
+    viewer, folded = viewer_of(request), False
     filters, rows = resource.listed(viewer, request.GET, known)
     if resource.whole:
         rows = resource.arranged(list(show(list(rows))), filters)
@@ -57,7 +59,8 @@ def list_page(
         page = resource.page_of(rows, filters, cursor)
         shown, next_cursor = show(page.rows), page.next_cursor
     else:
-        shown, next_cursor = rows[: resource.whole], None
+        folded = fold is not None and not filters.order.field
+        shown, next_cursor = fold[0](rows, filters) if fold and folded else rows[: resource.whole], None
     live = (
         resource.live if viewer.sees_fleet else ""
     )  # the live connection is the fleet's; other pages are redrawn by time
@@ -66,9 +69,10 @@ def list_page(
         "layout": "console/live_page.html" if live else "console/page.html",
         "resource": resource,
         "filters": filters,
-        "columns": resource.page_columns(viewer),
+        "columns": resource.named(*fold[1]) if fold and folded else resource.page_columns(viewer),
         "rows": shown,
         "total": len(rows) if resource.whole else None,
+        "is_cut": resource.whole and not folded and len(rows) > resource.whole,
         "cursor": cursor,
         "next_cursor": next_cursor,
         "is_sorted": bool(filters.order.field),

@@ -16,6 +16,7 @@ from django.http import Http404, HttpRequest, HttpResponseBase
 from django.shortcuts import get_object_or_404
 from django.utils import timezone
 from django.views.decorators.http import require_POST
+from pydantic import ValidationError
 
 from controlplane.accounts.models import Role, User
 from controlplane.accounts.selectors import manageable_api_keys, tenants_with_role
@@ -27,7 +28,7 @@ from controlplane.applications.models import ApplicationRun
 from controlplane.batches.models import Batch
 from controlplane.batches.services import cancel_batch
 from controlplane.console.access.roles import may, signed_in
-from controlplane.console.actions import carried_out
+from controlplane.console.actions import ActionForm, carried_out
 from controlplane.dispatch.queues.operations import RunAction
 from controlplane.events.services import record
 from controlplane.fleet import services
@@ -35,7 +36,7 @@ from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.gateway.errors import ApiError
 from controlplane.resources.alerts import ALERTS
 from controlplane.resources.instances import INSTANCES
-from controlplane.resources.inventory import DEPLOYMENTS, GPUS, MODELS, NODES, REGIONS, STOCK
+from controlplane.resources.inventory import DEPLOYMENTS, GPUS, MAINTENANCE, MODELS, NODES, REGIONS, STOCK
 from controlplane.resources.jobs import SHARDS
 from controlplane.resources.lengths import LENGTH_VERSIONS
 from controlplane.resources.plans import PLANS
@@ -60,9 +61,9 @@ class Offer:
 
 
 def of(resource: Resource, page: str, *more: Operation) -> Offer:
-    """Offer what *resource* declares that takes a reason alone, and *more*."""
+    """Offer what *resource* declares that takes a reason alone or has a form, and *more*."""
     model = cast("type[Row]", resource.model)  # its operations have rows
-    declared = (each for each in resource.operations if each.takes is Nothing)
+    declared = (each for each in resource.operations if each.takes is Nothing or each.form)
     return Offer(lambda request: model._default_manager.all(), (*declared, *more), page)
 
 
@@ -116,21 +117,22 @@ OFFERS = {
         "console:models",
         ACTIVATE,
     ),
-    "gpus": of(GPUS, "console:nodes"),
-    "instances": of(INSTANCES, "console:instances"),
+    "gpus": of(GPUS, "console:fleet"),
+    "instances": of(INSTANCES, "console:fleet"),
     "keys": Offer(
         lambda request: manageable_api_keys(request.user),
         (Operation("revoke", revoke_api_key, "Its requests are refused within seconds. This cannot be undone."),),
         "console:keys",
         of_tenants=True,
     ),
-    "length-versions": of(LENGTH_VERSIONS, "console:lengths"),
+    "length-versions": of(LENGTH_VERSIONS, "console:models"),
+    "maintenance": of(MAINTENANCE, "console:fleet"),
     "models": of(MODELS, "console:models", ACTIVATE),
-    "nodes": of(NODES, "console:nodes"),
+    "nodes": of(NODES, "console:fleet"),
     "plans": of(PLANS, "console:scaling"),
     "shards": of(SHARDS, "console:system"),
-    "regions": of(REGIONS, "console:nodes"),
-    "stock": of(STOCK, "console:nodes"),
+    "regions": of(REGIONS, "console:fleet"),
+    "stock": of(STOCK, "console:fleet"),
     "runs": on(
         ApplicationRun,
         "console:applications",
@@ -176,10 +178,15 @@ def operate(request: HttpRequest, name: str, pk: int, verb: str) -> HttpResponse
     if not offer.of_tenants and not may(request, operation.least):
         raise PermissionDenied(f"Needs the role {operation.least}.")
     row = get_object_or_404(offer.rows(request), pk=pk)
-    carry_out, asks = operation.carry_out, verb != "test"
-    return carried_out(
-        request,
-        lambda form: sentence_of(verb, carry_out(row, form.user, form.reason)),
-        lambda: offer.page,
-        f"{row} is unchanged" if asks else "",
-    )
+    does = operation
+
+    def carry_out(form: ActionForm) -> str:
+        given = {name: value for name in does.takes.model_fields if (value := form.fields.get(name))}
+        try:
+            needed = does.read(given)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ActionError(f"{first['loc'][0]}: {first['msg']}") from error
+        return sentence_of(verb, does.carry_out(row, form.user, form.reason, **needed))
+
+    return carried_out(request, carry_out, lambda: offer.page, f"{row} is unchanged" if verb != "test" else "")

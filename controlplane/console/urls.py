@@ -14,14 +14,11 @@ from controlplane.console.pages.batches import views as batches
 from controlplane.console.pages.capacity import views as capacity
 from controlplane.console.pages.deploy import views as deploy
 from controlplane.console.pages.events import views as events
-from controlplane.console.pages.forecast import views as forecast
-from controlplane.console.pages.instances import actions
-from controlplane.console.pages.instances import views as instances
+from controlplane.console.pages.fleet import views as fleet
 from controlplane.console.pages.keys import views as keys
-from controlplane.console.pages.lengths import views as lengths
 from controlplane.console.pages.models import views as models
-from controlplane.console.pages.models.forms import change
-from controlplane.console.pages.nodes import views as nodes
+from controlplane.console.pages.models.forms import change, train
+from controlplane.console.pages.overview import timeline
 from controlplane.console.pages.overview import views as overview
 from controlplane.console.pages.plans import views as plans
 from controlplane.console.pages.queues import views as queues
@@ -29,7 +26,6 @@ from controlplane.console.pages.requests import views as requests
 from controlplane.console.pages.scaling import views as scaling
 from controlplane.console.pages.settings import views as settings
 from controlplane.console.pages.sign_in import views as sign_in
-from controlplane.console.pages.spot import views as spot
 from controlplane.console.pages.system import views as system
 from controlplane.console.pages.usage import views as usage
 from controlplane.console.pages.what_if import building
@@ -39,16 +35,18 @@ app_name = "console"
 urlpatterns = [
     path("operations/<slug:name>/<int:pk>/<slug:verb>/", operate, name="operate"),
     path("", overview.overview, name="overview"),
-    path("instances/", instances.instances, name="instances"),
-    path("instances/<slug:name>/", instances.instance, name="instance"),
-    path("nodes/", nodes.nodes, name="nodes"),
-    path("rollouts/<int:pk>/", actions.roll_out, name="rollout"),
+    path("timeline/", timeline.timeline, name="timeline"),
+    path("fleet/", fleet.fleet, name="fleet"),
+    path("fleet/act/", fleet.bulk, name="bulk"),
+    path("fleet/instances/<slug:name>/", fleet.instance, name="instance"),
+    path("fleet/nodes/<slug:name>/", fleet.node, name="node"),
+    path("fleet/stop-donating/", fleet.stop_donating, name="stop-donating"),
     path("models/", models.models, name="models"),
     path("models/deploy/", deploy.deploy, name="deploy"),
     path("models/deployed/<int:pk>/", deploy.deployed, name="deployed"),
     path("models/<int:pk>/<slug:form>/", change, name="change-model"),
-    path("models/targets/", models.targets, name="targets"),
-    path("models/targets/share/", models.share, name="share"),
+    path("models/lengths/train/", train, name="train-lengths"),
+    path("models/<path:name>/", models.model, name="model"),
     path("queues/", queues.queues, name="queues"),
     path("queues/groups/<int:number>/<slug:action>/", queues.act, name="queue-act"),
     path("batches/", batches.batches, name="batches"),
@@ -59,11 +57,8 @@ urlpatterns = [
     path("applications/<int:pk>/graph.json", applications.export, name="application-graph"),
     path("applications/import/", applications.import_graph, name="import-graph"),
     path("applications/runs/<int:pk>/", applications.run, name="run"),
-    path("spot/", spot.spot, name="spot"),
-    path("spot/stop/", spot.stop, name="spot-stop"),
     path("requests/", requests.requests, name="requests"),
     path("requests/<int:pk>/", requests.request_detail, name="request"),
-    path("forecast/", forecast.forecast, name="forecast"),
     path("scaling/", scaling.scaling, name="scaling"),
     path("scaling/plans/", plans.plans, name="plans"),
     path("scaling/plans/<int:pk>/", plans.plan, name="plan"),
@@ -78,8 +73,6 @@ urlpatterns = [
     path("capacity/<int:pk>/", capacity.capacity, name="capacity-plan"),
     path("capacity/<int:pk>/fleet.toml", capacity.file, name="capacity-file"),
     path("capacity/<int:pk>/what-if/", capacity.what_if, name="capacity-what-if"),
-    path("lengths/", lengths.lengths, name="lengths"),
-    path("lengths/train/", lengths.train, name="train-lengths"),
     path("usage/", usage.usage_page, name="usage"),
     path("usage/budgets/", usage.budgets, name="budgets"),
     path("usage/prices/", usage.prices, name="prices"),

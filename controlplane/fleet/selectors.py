@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from itertools import product
 from math import inf
 from typing import Any, cast
@@ -13,16 +14,17 @@ from controlplane.fleet.lifecycle.states import ACTION_STATES, ALIVE, PRESENT, A
 from controlplane.fleet.models import (
     Adapter,
     Deployment,
-    Gpu,
     Instance,
     InstanceCommand,
     Launcher,
+    Maintenance,
     Model,
     Node,
     Region,
     ScheduledMinimum,
     WeightedTarget,
 )
+from controlplane.fleet.models.maintenance import MaintenanceQuerySet
 from controlplane.fleet.services import open_command
 from controlplane.rows import narrowed
 from scheduling.routing.regions import latency_ms
@@ -62,9 +64,10 @@ def nodes() -> QuerySet[Node]:
     return Node.objects.with_gpus_used().select_related("region", "gpu_type")
 
 
-def failed_gpus() -> QuerySet[Gpu]:
-    """Return GPUs that are cordoned, or on which a start failed."""
-    return Gpu.objects.select_related("node__region").exclude(cordoned="", failed_starts={})
+def maintenance_windows(start: datetime, end: datetime) -> MaintenanceQuerySet:
+    """Return maintenance between *start* and *end*: what ended, is under way, or is to come."""
+    rows = Maintenance.objects.select_related("node__region", "region")
+    return rows.ending_after(start).filter(from_at__lt=end)
 
 
 def usd_per_hour(model: str = "") -> float:
@@ -108,7 +111,7 @@ def possible_actions(instance: Instance) -> list[Action]:
     """
     actions = [action for action in Action if instance.state in ACTION_STATES[action]]
     if instance.launcher == Launcher.EXTERNAL:
-        return actions
+        return [action for action in actions if action != Action.RESTART]
     command = open_command(instance)
     if command is None:
         return actions

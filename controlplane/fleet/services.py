@@ -172,6 +172,7 @@ def resume(instance: Instance, actor: User | str, reason: str, withdrawn: Instan
     under_way = open_command(row)
     if under_way is not None:
         raise ActionError(f"{row.name} cannot resume: a {under_way.verb} is {under_way.state}")
+    Instance.objects.filter(pk=row.pk).update(restart="")
     transaction.on_commit(notify)
     return _moved(instance, move(row, InstanceState.READY, actor=actor, reason=reason))
 
@@ -201,8 +202,8 @@ def start(instance: Instance, actor: User | str, reason: str) -> InstanceCommand
     if isinstance(actor, User):
         row.failures = 0  # who starts it by hand has seen to its cause
     if before != InstanceState.PROVISIONING:
-        row.held = ""
-        row.save(update_fields=[*OF_ONE_SERVER, "failures", "held", "changed_at"])
+        row.held = row.restart = ""
+        row.save(update_fields=[*OF_ONE_SERVER, "failures", "held", "restart", "changed_at"])
         row = move(row, InstanceState.PROVISIONING, actor=actor, reason=reason)
     if row.launcher == Launcher.EXTERNAL:
         row = move(row, InstanceState.LOADING, actor=actor, reason="started elsewhere: waiting for its first answer")
@@ -222,8 +223,8 @@ def stop(instance: Instance, actor: User | str, reason: str) -> InstanceCommand 
     """
     row = _lock(instance, Action.STOP)
     if isinstance(actor, User):
-        instance.held = row.held = by_whom(actor, reason)
-        row.save(update_fields=["held", "changed_at"])
+        row.held, row.restart = by_whom(actor, reason), ""
+        row.save(update_fields=["held", "restart", "changed_at"])
     if row.launcher == Launcher.EXTERNAL:
         transaction.on_commit(notify)
         _moved(instance, move(row, InstanceState.STOPPED, actor=actor, reason=reason))
@@ -232,6 +233,24 @@ def stop(instance: Instance, actor: User | str, reason: str) -> InstanceCommand 
         row = move(row, InstanceState.DRAINING, actor=actor, reason=f"to be stopped: {reason}")
     _moved(instance, row)
     return _command(row, CommandVerb.STOP, actor, reason)
+
+
+@transaction.atomic
+def restart(instance: Instance, actor: User, reason: str) -> Instance:
+    """Restart the server behind *instance* once what it runs has finished: it drains, stops and starts again."""
+    row = _lock(instance, Action.RESTART)
+    if why := places.cordon_of(row):
+        raise ActionError(f"{row.name} would not start again: {why}")
+    if row.launcher == Launcher.EXTERNAL:
+        raise ActionError(f"{row.name} was started elsewhere: restart it there")
+    row.restart = by_whom(actor, reason)
+    row.save(update_fields=["restart", "changed_at"])
+    if row.state == InstanceState.READY:
+        row = move(row, InstanceState.DRAINING, actor=actor, reason=f"to restart: {reason}")
+        transaction.on_commit(notify)
+    elif row.state == InstanceState.LOADING:  # nothing runs on it
+        _command(row, CommandVerb.STOP, actor, f"to restart: {reason}")
+    return _moved(instance, row)
 
 
 @transaction.atomic
@@ -265,7 +284,11 @@ def cordon(place: Node | Region | Gpu, actor: User | str, reason: str) -> str:
 
 @transaction.atomic
 def uncordon(place: Node | Region | Gpu, actor: User | str, reason: str) -> str:
-    """Uncordon *place*. Return a sentence for the operator."""
+    """Uncordon *place*. Return a sentence for the operator. Maintenance that is under way there ends with its window."""
+    if not isinstance(place, Gpu):
+        window = place.maintenance.under_way().exclude(cordon="").first()
+        if window is not None and window.cordon == place.cordoned:
+            raise ActionError(f"{place} is in maintenance until {window.until:%d %b %H:%M} UTC: end that")
     return _cordon(place, "", "uncordoned", actor, reason)
 
 
@@ -284,7 +307,7 @@ def _cordon(place: Node | Region | Gpu, cordoned: str, word: str, actor: User | 
         before={"cordoned": before},
         after={"cordoned": cordoned},
         reason=reason,
-        severity=Severity.INFO if isinstance(actor, User) else Severity.CRITICAL,
+        severity=Severity.CRITICAL if isinstance(row, Gpu) and not isinstance(actor, User) else Severity.INFO,
     )
     transaction.on_commit(notify)
     place.cordoned = cordoned
@@ -371,6 +394,7 @@ ACTIONS = {
     Action.RESUME: resume,
     Action.START: start,
     Action.STOP: stop,
+    Action.RESTART: restart,
     Action.SLEEP: sleep,
     Action.WAKE: wake,
     Action.RECLAIM: reclaim,
@@ -462,6 +486,7 @@ def _moved(instance: Instance, row: Instance) -> Instance:
         "state_changed_at",
         "failures",
         "held",
+        "restart",
         "url",
         "process_id",
         "kv_capacity_tokens",

@@ -5,22 +5,18 @@ costs in memory what an hour costs. A shadow counts the requests that another pr
 out.
 """
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import itemgetter
 from typing import Any
 
-from django.db.models import F, QuerySet, Sum
-from django.db.models.functions import TruncHour
+from django.db.models import QuerySet, Sum
 
 from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion, Measures, VersionState
 
 CACHE, PRIOR, SHADOW = "cache", "prior", "shadow"
 """Values of `LengthMinute.predictor`; a version appears as its `str`, and in shadow as that after SHADOW."""
-POINTS = 72  # of a line over a range of at most MINUTES_H
-MINUTES_H = 6.0  # up to here series are counted by minutes, beyond by hours
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,51 +55,6 @@ def by(scope: Scope, *names: str, shadows: bool = False) -> dict[Any, Measures]:
     """Return measures by the values of *names*, columns of `LengthMinute`, in order; of *shadows* too, or without them."""
     key = itemgetter(*names)
     return {key(row): Measures.of(row) for row in sorted(_summed(minutes(scope, shadows), *names), key=key)}
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """Measures over time: one column for each of *starts*, one line for each predictor."""
-
-    starts: tuple[datetime, ...]
-    step_s: int
-    lines: dict[str, tuple[Measures, ...]]
-
-
-def series(scope: Scope, now: datetime) -> Series:
-    """Return every predictor over the range, shadows included; empty windows have no requests."""
-    span_s = (now - scope.since).total_seconds()
-    fine = span_s <= MINUTES_H * 3600
-    step_s = max(60, -(-span_s // POINTS // 60) * 60) if fine else 3600
-    rows = minutes(scope, shadows=True)
-    if fine:
-        summed = _summed(rows.annotate(at=F("minute")), "at", "predictor")
-    else:
-        summed = _summed(rows.annotate(at=TruncHour("minute")), "at", "predictor")
-    windows: dict[str, dict[int, Measures]] = defaultdict(dict)
-    for row in summed:
-        of_predictor, at = windows[row["predictor"]], int(row["at"].timestamp() // step_s)
-        of_predictor[at] = of_predictor.get(at, Measures()) + Measures.of(row)
-    if not windows:
-        return Series((), int(step_s), {})
-    first = min(min(line) for line in windows.values())
-    last = int(now.timestamp() // step_s)
-    places = range(first, max(last, first) + 1)
-    none = Measures()
-    return Series(
-        tuple(datetime.fromtimestamp(place * step_s, now.tzinfo) for place in places),
-        int(step_s),
-        {name: tuple(line.get(place, none) for place in places) for name, line in sorted(windows.items())},
-    )
-
-
-def known_series(tenants: Collection[str] | None = None) -> tuple[list[str], list[str]]:
-    """Return the models and tenants that have measures, by name; only *tenants* if given."""
-    rows = LengthMinute.objects.order_by()
-    if tenants is not None:
-        rows = rows.filter(tenant__in=tenants)
-    models, names = (rows.values_list(name, flat=True).distinct() for name in ("model", "tenant"))
-    return sorted(models), sorted(names)
 
 
 # Versions

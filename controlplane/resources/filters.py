@@ -56,6 +56,22 @@ class Day:
 
 
 @dataclass(frozen=True, slots=True)
+class Moment:
+    """A local date and time, to the minute; anything else reads as empty."""
+
+    name: str
+    label: str
+    default: ClassVar[str] = ""
+    kind: ClassVar[str] = "moment"
+
+    def read(self, query: Mapping[str, str]) -> str:
+        try:
+            return datetime.fromisoformat(query.get(self.name, "")).replace(tzinfo=None).isoformat(timespec="minutes")
+        except ValueError:
+            return ""
+
+
+@dataclass(frozen=True, slots=True)
 class Hidden:
     """Value set by a link and kept by the form: one of *options*, or any text if there are none."""
 
@@ -70,7 +86,7 @@ class Hidden:
         return value if not self.options or value in self.options else self.default
 
 
-Control = Select | Search | Day | Hidden
+Control = Select | Search | Day | Moment | Hidden
 
 
 class Filters:
@@ -89,7 +105,7 @@ class Filters:
     @property
     def narrow(self) -> bool:
         """Return whether any filter is set."""
-        return any(value != field.default for field, value in self if field.name != SORT)
+        return any(value != field.default for field, value in self if field.name not in (SORT, OPEN))
 
     @property
     def order(self) -> "Order":
@@ -102,7 +118,8 @@ class Filters:
         return timezone.now() - timedelta(hours=int(self["hours"])) if self["hours"] else None
 
 
-SORT = "sort"
+SORT, OPEN = "sort", "open"
+"""Change how rows are shown, and not which."""
 
 
 @dataclass(frozen=True, slots=True)

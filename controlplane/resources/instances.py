@@ -32,26 +32,27 @@ ACTIONS = {
     Action.RESUME: "It is given requests again.",
     Action.START: "Its server is started; it is ready when its health check passes.",
     Action.STOP: "Its server stops and running requests are cut: drain it first to spare them. Only Start brings it back.",
+    Action.RESTART: "It finishes what it runs, stops, and starts again; the model may be short of it meanwhile.",
     Action.SLEEP: "It finishes what it runs, then its weights leave the GPU. Waking is faster than starting.",
     Action.WAKE: "Its weights return to the GPU; it is ready when its health check passes.",
     Action.RECLAIM: "Its opportunistic requests are queued again or ended, by class; then it serves its own model again.",
 }
 STATUSES = {
-    "provisioning": "Provisioning",
-    "loading": "Loading",
-    "ready": "Ready",
-    "saturated": "Saturated",
-    "resting": "Resting",
-    "held": "Held",
-    "unreachable": "Unreachable",
-    "draining": "Draining",
-    "donated": "Donated",
-    "reclaiming": "Reclaiming",
-    "sleeping": "Sleeping",
-    "stopped": "Stopped",
     "failed": "Failed",
+    "unreachable": "Unreachable",
+    "resting": "Resting",
+    "saturated": "Saturated",
+    "draining": "Draining",
+    "reclaiming": "Reclaiming",
+    "loading": "Loading",
+    "provisioning": "Provisioning",
+    "ready": "Ready",
+    "donated": "Running spare work",
+    "sleeping": "Sleeping",
+    "held": "Stopped by operator",
+    "stopped": "Stopped",
 }
-"""States as pages show them: those of the row, and what the gateway's last answer says against one."""
+"""States as pages show them, worst first: those of the row, and what the gateway's last answer says against one."""
 
 
 def swap(instance: Instance, actor: User, reason: str) -> str:
@@ -84,6 +85,7 @@ def visible_instances(_viewer: Viewer) -> QuerySet[Instance]:
 INSTANCES = Resource(
     name="instances",
     noun="instance",
+    title="Fleet",
     model=Instance,
     kind=INSTANCE,
     operations=(
@@ -98,15 +100,15 @@ INSTANCES = Resource(
     rows=visible_instances,
     least=Role.VIEWER,
     columns=(
-        Column("name", "Instance", draw="console/instances/link_cell.html", sorts=True),
-        Column("status", "State", draw="console/instances/status_cell.html", rest=False, sorts=True),
+        Column("name", "Instance", draw="console/fleet/name_cell.html", sorts=True),
+        Column("status", "State", draw="console/fleet/status_cell.html", rest=False, sorts=True),
         Column("model", "Model", "deployment.model.name", type=str, sorts=True),
         Column("region", "Region", "deployment.region.name", type=str, sorts=True),
         Column("region_title", label="Region", rest=False, sorts=True),
         Column("gpu_type", "GPU type", "deployment.gpu_type.name", type=str),
         Column("tensor_parallel", source="deployment.tensor_parallel", type=int),
-        Column("node", source=lambda row: row.node.name if row.node else None, type=str | None),
-        Column("gpus", type=list[str]),
+        Column("node", "Node", "node.name", type=str | None, sorts=True),
+        Column("gpus", "GPUs", type=list[str], tip="How many, and which where its node's agent has said so"),
         Column("launcher", type=Launcher),
         Column("url"),
         Column("kv_events"),
@@ -126,7 +128,10 @@ INSTANCES = Resource(
             type=list[str],
             about="Engine settings of the deployment that differ from those it was started with.",
         ),
-        *(Column(name) for name in ("startup", "kv_capacity_tokens", "host", "failures", "held", "created_at")),
+        *(
+            Column(name)
+            for name in ("startup", "kv_capacity_tokens", "host", "failures", "held", "restart", "created_at")
+        ),
         live("running", "Running (requests)", "running_of"),
         live("waiting", "Waiting (requests)", "count"),
         Column("max_num_seqs", "Limit (requests)", rest=False),
@@ -134,7 +139,7 @@ INSTANCES = Resource(
             "use_ratio",
             "Use, the highest of sequences and KV cache (ratio)",
             label="Use",
-            draw="console/instances/use_cell.html",
+            draw="console/fleet/use_cell.html",
             kind="num kv",
             rest=False,
             sorts=True,
@@ -163,14 +168,15 @@ INSTANCES = Resource(
     ),
     filters=(
         search_in(
-            *("name", "url", "deployment__model__title"),
-            control=Search("q", "Search by name or address"),
-            about="Searches name, address and model.",
+            *("name", "url", "deployment__model__title", "node__name"),
+            control=Search("q", "Search by name, node or address"),
+            about="Searches name, address, model and node.",
         ),
         of_model("deployment__model__name"),
         of_region("deployment__region__name"),
         Filter("gpu_type", "deployment__gpu_type__name"),
-        Filter("node", "node__name", control=Hidden("node", length=63)),
+        Filter("node", "node__name"),
+        Filter("open", lambda rows, names: rows, rest=False, shown=True, control=Hidden("open", length=4000)),
         Filter("state", type=InstanceState),
         Filter(
             "state",
@@ -181,14 +187,17 @@ INSTANCES = Resource(
         ),
     ),
     page=(
-        *("name", "status", "model", "region_title", "running", "waiting", "use_ratio", "kv_ratio"),
-        *("output_tokens_per_s", "ttft_p95_ms", "itl_p95_ms", "heartbeat_at", "state_since"),
-        "preemptions_per_min",
+        *("name", "status", "model", "region_title", "node", "gpus", "running", "waiting", "use_ratio", "kv_ratio"),
+        *("output_tokens_per_s", "ttft_p95_ms", "state_since"),
     ),
-    caption="unhealthy first, then by load",
-    template="console/instances/instances.html",
+    template="console/fleet/fleet.html",
+    row_template="console/fleet/row.html",
+    caption="",
     live="instances",
+    refresh_s=10,
     whole=500,
 )
-SUMMARY = [name for name in INSTANCES.page if name != "state_since"]
+IN_TREE = tuple(name for name in INSTANCES.page if name not in ("region_title", "node"))
+"""Columns where rows stand below their node."""
+SUMMARY = [name for name in INSTANCES.page if name not in ("node", "gpus", "state_since")]
 """Columns of the overview's table."""

@@ -1,16 +1,19 @@
 """Rows of the inventory: regions and their latencies, GPU types, nodes, models, SLO classes, deployments."""
 
-from typing import Any
+from datetime import datetime
+from typing import Annotated, Any
 
 from django.utils import timezone
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, Field
 
 from controlplane.accounts.models import Role, User
-from controlplane.fleet import selectors, services, stock
+from controlplane.fleet import maintenance, selectors, services, stock
 from controlplane.fleet.inventory import kinds
 from controlplane.fleet.models import (
     Deployment,
     Gpu,
+    Maintenance,
+    MaintenanceState,
     Model,
     Node,
     Price,
@@ -21,17 +24,48 @@ from controlplane.fleet.models import (
 )  # fmt: skip
 from controlplane.fleet.rollouts import services as rollouts
 from controlplane.gateway import targets
-from controlplane.resources.filters import Hidden, Search
+from controlplane.resources.filters import Search
 from controlplane.resources.resource import Column, Filter, Operation, Resource, of_choice, of_region, search_in
 from scheduling.policy import COLUMNS as POLICY
 
-CORDONED, COUNTS = "console/nodes/cordoned_cell.html", "console/nodes/counts_cell.html"
+CORDONED = "console/fleet/cordoned_cell.html"
 CORDONS = (
     Operation(
         "cordon", services.cordon, "Nothing new is started there; what runs stays: drain it to move its requests."
     ),
     Operation("uncordon", services.uncordon, "Instances may be started there again."),
 )
+
+
+def in_zone(at: datetime) -> datetime:
+    return timezone.make_aware(at) if timezone.is_naive(at) else at
+
+
+Moment = Annotated[datetime, AfterValidator(in_zone)]
+"""Without an offset it is of the console's zone."""
+
+
+class MaintenanceIn(BaseModel):
+    until: Moment = Field(description="When it ends by itself.")
+    from_at: Moment | None = Field(None, description="When it begins; by default now.")
+
+
+def maintain(place: Node | Region, user: User, reason: str, **window: Any) -> str:
+    return maintenance.planned(maintenance.plan(place, user, reason, **window))
+
+
+PLACES = (
+    *CORDONS,
+    Operation(
+        "maintenance",
+        maintain,
+        "Until its end nothing is started there; instances there finish what they run, stop, and start again at its end.",
+        takes=MaintenanceIn,
+        admin=False,
+        form=True,
+    ),
+)
+"""What is done with nodes and regions."""
 
 
 class RolloutIn(BaseModel):
@@ -46,7 +80,8 @@ class RolloutIn(BaseModel):
 
 
 def roll_out(deployment: Deployment, user: User, reason: str, **values: Any) -> str:
-    return str(rollouts.start(deployment, user, reason, **values))
+    rollouts.start(deployment, user, reason, **values)
+    return f"The rollout of {deployment} begins within seconds."
 
 
 def columns(*names: str) -> tuple[Column, ...]:
@@ -54,9 +89,9 @@ def columns(*names: str) -> tuple[Column, ...]:
     return tuple(Column(name) for name in names)
 
 
-def shown(name: str, heading: str, source: str = "", *, sorts: bool = False) -> Column:
+def shown(name: str, heading: str, source: str = "", **more: Any) -> Column:
     """A column of the page and the file alone."""
-    return Column(name, heading, source, sorts=sorts, rest=False)
+    return Column(name, heading, source, rest=False, **more)
 
 
 def by_name(rows: Any, text: str) -> list[Any]:
@@ -72,18 +107,12 @@ REGIONS = Resource(
     noun="region",
     model=Region,
     kind=kinds.REGION,
-    operations=CORDONS,
+    operations=PLACES,
     rows=lambda viewer: Region.objects.all(),
     columns=(
-        Column("name", "Name", draw="id"),
-        Column("title", "Region"),
-        Column("zone", "Zone"),
-        Column("active"),
-        Column("cordoned", "Cordoned by", draw=CORDONED, kind="wrap"),
-        Column("dark_since", "Dark since (UTC)", label="Dark since", draw="moment"),
+        *columns("name", "title", "zone", "active", "cordoned", "dark_since"),
         Column("latency_ms", type=dict[str, float]),
     ),
-    page=("title", "name", "zone", "cordoned", "dark_since"),
 )
 PRICES = Resource(
     name="prices",
@@ -112,43 +141,51 @@ NODES = Resource(
     noun="node",
     model=Node,
     kind=kinds.NODE,
-    operations=CORDONS,
+    operations=PLACES,
     rows=lambda viewer: selectors.nodes(),
     least=Role.VIEWER,
     columns=(
-        Column("name", "Node", draw="console/nodes/name_cell.html", sorts=True),
-        Column("region", "Region", "region.name", type=str),
-        Column("region_title", label="Region", source="region.title", rest=False),
-        Column("gpu_type", "GPU type", "gpu_type.name", type=str),
-        Column("gpu_type_title", label="GPU type", source="gpu_type.title", rest=False),
-        Column("gpu_count", "GPUs", draw="count"),
-        Column("address", "Address"),
-        Column("active", "Active"),
-        Column("cordoned", "Cordoned by", draw=CORDONED, kind="wrap"),
-        Column("gpus_used", "GPUs used", type=int, draw="console/nodes/gpus_cell.html", kind="num", sorts=True),
-        Column("gpus_cordoned", "GPUs cordoned", type=int),
-        Column("gpus_free", "GPUs free", free_gpus, label="Free", type=int, draw="count", sorts=True),
-        Column("instances_here", label="Instances", draw=COUNTS, rest=False),
-        Column("stock_here", label="Weights", draw=COUNTS, rest=False),
-        Column("host", "Agent", draw="console/nodes/agent_cell.html"),
-        Column("reported_at", "Reported (UTC)", label="Reported", draw="age"),
-        Column("ray", "Ray", type=dict[str, Any]),
+        Column("name"),
+        Column("region", source="region.name", type=str),
+        Column("gpu_type", source="gpu_type.name", type=str),
+        *columns("gpu_count", "address", "active", "cordoned"),
+        Column("gpus_used", type=int),
+        Column("gpus_cordoned", type=int),
+        Column("gpus_free", source=free_gpus, type=int),
+        *columns("host", "reported_at"),
+        Column("ray", type=dict[str, Any]),
     ),
     filters=(
         search_in("name", "address", control=Search("q", "Search by name or address")),
         of_region("region__name"),
     ),
-    page=(
-        *("name", "region_title", "gpu_type_title", "gpus_used", "gpus_free", "instances_here", "stock_here", "host"),
-        "cordoned",
+)
+MAINTENANCE = Resource(
+    name="maintenance",
+    noun="maintenance window",
+    model=Maintenance,
+    operations=(
+        Operation(
+            "end",
+            maintenance.end,
+            "Its place is uncordoned, and what it stopped starts again; one to come is cancelled.",
+        ),
     ),
-    caption="by name",
-    empty="Deploying a model adds the node that it runs on.",
-    template="console/nodes/nodes.html",
-    actions="console/nodes/place_actions.html",
-    live="events",
-    refresh_s=10,
-    whole=500,
+    rows=lambda viewer: Maintenance.objects.select_related("node", "region"),
+    least=Role.VIEWER,
+    columns=(
+        Column("id"),
+        Column("node", source="node.name", type=str | None),
+        Column("region", source="region.name", type=str | None),
+        *(Column(name) for name in ("from_at", "until", "begun_at", "ended_at", "reason", "created_by")),
+        Column("state", type=MaintenanceState),
+    ),
+    filters=(
+        Filter("node", "node__name"),
+        Filter("region", "region__name"),
+        Filter("since", lambda rows, at: rows.ending_after(at), AwareDatetime, about="Windows that end after it."),
+        Filter("until", "from_at__lt", AwareDatetime, about="Windows that begin before it."),
+    ),
 )
 GPUS = Resource(
     name="gpus",
@@ -184,8 +221,8 @@ STOCK = Resource(
         Column("name", "Model or adapter", draw="id"),
         Column("node", source="node.name", type=str),
         Column("source", "Source"),
-        Column("state", "State", type=StockState, draw="console/nodes/state_cell.html"),
-        Column("bytes", "On disk", draw="console/nodes/bytes_cell.html", kind="num"),
+        Column("state", "State", type=StockState, draw="console/fleet/state_cell.html"),
+        Column("bytes", "On disk", draw="console/fleet/bytes_cell.html", kind="num"),
         Column("changed_at", "Changed (UTC)", draw="moment"),
         Column("error", "Error", draw="wide"),
     ),
@@ -195,7 +232,7 @@ STOCK = Resource(
         Filter("state", type=StockState),
     ),
     page=("name", "source", "state", "bytes", "changed_at", "error"),
-    actions="console/nodes/stock_actions.html",
+    actions="console/fleet/stock_actions.html",
 )
 MODELS = Resource(
     name="models",
@@ -217,26 +254,42 @@ MODELS = Resource(
         Column("fallback_wait_s"),
         Column("weights_in", source=lambda row: sorted(region.name for region in row.weights_in.all()), type=list[str]),
         shown("hardware", "Hardware of an instance"),
-        shown("ready", "Ready (instances)", sorts=True),
+        shown("endpoints", "", label="Ready by region"),
+        shown("ready", "Ready (instances)", label="Ready of limit", draw="count", sorts=True),
         shown("most", "Limit (instances)"),
         shown("demand", "Demand, last 10 min (tok/s)", sorts=True),
         shown("capacity", "Capacity (tok/s)"),
-        shown("load", "Load (ratio)"),
+        shown(
+            *("load", "Load (ratio)"),
+            draw="percent",
+            sorts=True,
+            tip="Demand of the last 10 minutes over the capacity of ready instances",
+        ),
+        shown(
+            *("forecast_load", "Forecast load (ratio)"),
+            draw="percent",
+            sorts=True,
+            tip="The forecast's peak over the capacity that there is now",
+        ),
         shown("output_tokens_per_s", "Output (tok/s)", "live.output_tokens_per_s"),
         shown("slo_class", "SLO class, the worst", "live.slo_class"),
-        shown("slo_met", "SLO met, 5 min (ratio)", sorts=True),
+        shown("slo_met", "SLO met, 5 min (ratio)", "live.slo_met_ratio", draw="percent", sorts=True),
         shown("slo_objective_ratio", "SLO promised (ratio)", "live.slo_objective_ratio"),
         shown("slo_burn", "Error budget burn, 5 min (times)", "live.slo_burn"),
-        shown("ttft_p95_ms", "TTFT p95 (ms)", sorts=True),
-        shown("usd_per_hour", "Cost (USD/h)", sorts=True),
-        shown("policy", "Policy", sorts=True),
+        shown("ttft_p95_ms", "TTFT p95 (ms)", "live.ttft_p95_ms", draw="milliseconds", sorts=True),
+        shown("usd_per_hour", "Cost (USD/h)", label="$/h", draw="usd", sorts=True),
+        shown("policy", "Policy", "present.title", sorts=True),
         shown("about", "Policy means"),
     ),
-    filters=(
-        Filter("q", by_name, rest=False, shown=True, control=Search("q", "Search by name")),
-        Filter("open", lambda rows, name: rows, rest=False, shown=True, control=Hidden("open", length=160)),
+    filters=(Filter("q", by_name, rest=False, shown=True, control=Search("q", "Search by name")),),
+    page=(
+        *("name", "endpoints", "ready", "load", "forecast_load", "slo_met", "ttft_p95_ms", "usd_per_hour", "policy"),
     ),
+    caption="by name",
+    template="console/models/models.html",
     row_template="console/models/row.html",
+    live="instances,events",
+    refresh_s=10,
     whole=500,
 )
 TARGET_COMPARISONS = Resource(
@@ -246,7 +299,6 @@ TARGET_COMPARISONS = Resource(
     model=None,
     rows=lambda viewer: targets.comparisons(timezone.now()),
     least=Role.VIEWER,
-    parent=("console:models", "Models"),
     columns=(
         Column("name", "Public name", type=str, draw="id", sorts=True),
         Column("target", "Target", type=str, draw="id"),
@@ -295,12 +347,6 @@ TARGET_COMPARISONS = Resource(
             "error_ratio",
         ),
     ),
-    head="target",
-    caption="over the last day",
-    empty="Share the requests for a name among models by weight: a canary of a new version, or a comparison of two.",
-    template="console/models/targets.html",
-    actions="console/models/target_actions.html",
-    whole=500,
 )
 DEPLOYMENTS = Resource(
     name="deployments",
@@ -314,9 +360,11 @@ DEPLOYMENTS = Resource(
         Operation(
             "roll-out",
             roll_out,
-            "Its instances restart with the current settings, one by one; `GET /api/deployments/{pk}/rollout` follows it.",
+            "Its instances restart with the current settings, one by one; each finishes what it runs first. "
+            "`GET /api/deployments/{pk}/rollout` follows it.",
             takes=RolloutIn,
             admin=False,
+            form=True,
         ),
         Operation(
             "cancel-rollout",

@@ -18,65 +18,39 @@ def roll_back(version: LengthVersion, actor: User, reason: str) -> LengthVersion
     return version
 
 
-def measure(name: str, heading: str, of: str, draw: str, label: str, about: str = "") -> Column:
-    """A column of `Measures`."""
-    return Column(name, heading, f"measures.{of}", draw=draw, label=label, about=about, sorts=True, type=float)
-
-
-MEASURED = (
-    Column("requests", "Requests", "measures.requests", draw="count", sorts=True, type=int),
-    measure("mean_output_tokens", "Mean length (tokens)", "mean_output", "quantity", "Mean length"),
-    measure("mae_tokens", "MAE (tokens)", "mae", "quantity", "MAE"),
-    measure(
-        "bias_tokens",
-        "Bias (tokens)",
-        "bias",
-        "signed",
-        "Bias",
-        "Predicted minus actual; positive: predictions are too long.",
-    ),
-    measure("acc_25", "Within 25 tokens (ratio)", "acc_25", "share", "Acc-25", "Share off by at most 25 tokens."),
-    measure("acc_50", "Within 50 tokens (ratio)", "acc_50", "share", "Acc-50"),
-    measure("acc_100", "Within 100 tokens (ratio)", "acc_100", "share", "Acc-100"),
-    measure(
-        "below_median",
-        "At most the median (ratio)",
-        "coverage_median",
-        "percent",
-        "In median",
-        "Share at or below the predicted median; ideally 0.5.",
-    ),
-    measure(
-        "below_upper",
-        "At most the 0.9 quantile (ratio)",
-        "coverage_upper",
-        "percent",
-        "In 0.9 q.",
-        "Share at or below the predicted 0.9 quantile; ideally 0.9.",
-    ),
-)
 LENGTH_SERIES = Resource(
     name="lengths",
     noun="series",
-    title="By model and tenant",
     model=None,
     columns=(
-        Column("model", "Model", type=str, draw="console/lengths/series_cell.html", sorts=True),
-        Column("tenant", "Tenant", type=str, sorts=True),
+        Column("model", type=str),
+        Column("tenant", type=str),
         Column(
             "predictor",
             type=str,
             about="`cache`, `prior`, a version such as `trees 3` (0 ships with Pilothouse), or its shadow.",
         ),
-        *MEASURED,
+        Column("requests", source="measures.requests", type=int),
+        *(
+            Column(name, source=f"measures.{of}", type=float, about=about)
+            for name, of, about in (
+                ("mean_output_tokens", "mean_output", ""),
+                ("mae_tokens", "mae", ""),
+                ("bias_tokens", "bias", "Mean of predicted minus actual; positive: predictions are too long."),
+                ("acc_25", "acc_25", "Share off by at most 25 tokens."),
+                ("acc_50", "acc_50", ""),
+                ("acc_100", "acc_100", ""),
+                ("below_median", "coverage_median", "Share at or below the predicted median; ideally 0.5."),
+                ("below_upper", "coverage_upper", "Share at or below the predicted 0.9 quantile; ideally 0.9."),
+            )
+        ),
     ),
-    page=("model", "tenant", *(column.name for column in MEASURED)),
 )
 
 
-def shown(name: str, heading: str, source: str, draw: str = "", **more: Any) -> Column:
-    """A column of the page and the file alone."""
-    return Column(name, heading, source, draw=draw, rest=False, **more)
+def shown(name: str, label: str, source: str, draw: str, **more: Any) -> Column:
+    """A column of the page alone."""
+    return Column(name, "", source, label=label, draw=draw, rest=False, **more)
 
 
 LENGTH_VERSIONS = Resource(
@@ -101,22 +75,14 @@ LENGTH_VERSIONS = Resource(
         Column("state", "State", type=VersionState, draw="console/lengths/version_state.html"),
         Column("trained_at", "Trained (UTC)", draw="age"),
         Column("samples", "Samples", draw="count"),
-        shown("mae", "Held out: MAE (tokens)", "measures.mae", "quantity", label="MAE held out"),
-        *(
-            shown(f"acc_{off}", f"Held out: within {off} (ratio)", f"measures.acc_{off}", "percent", label=f"Acc-{off}")
-            for off in (25, 50, 100)
-        ),
-        shown("live_requests", "Live: requests", "measured.requests", "count", label="Requests"),
-        shown("live_mae", "Live: MAE (tokens)", "measured.mae", "quantity", label="MAE live"),
-        shown("live_acc_100", "Live: within 100 (ratio)", "measured.acc_100"),
-        shown("gain", "", "gain", "console/lengths/gain_cell.html", label="Against active", kind="num"),
+        shown("mae", "Error held out (tok)", "measures.mae", "quantity"),
+        shown("live_requests", "Requests, last day", "measured.requests", "count"),
+        shown("live_mae", "Error (tok)", "measured.mae", "quantity"),
+        shown("gain", "Against active", "gain", "console/lengths/gain_cell.html", kind="num"),
         Column("note", "Note", draw="console/lengths/note_cell.html", kind="reason"),
         Column("measures", type=dict[str, Any], about="Measured on held-out samples."),
         Column("changed_at"),
     ),
-    page=(
-        *("number", "state", "trained_at", "samples", "mae", "acc_25", "acc_50", "acc_100"),
-        *("live_requests", "live_mae", "gain", "note"),
-    ),
+    page=("number", "state", "trained_at", "samples", "mae", "live_requests", "live_mae", "gain", "note"),
     actions="console/lengths/version_actions.html",
 )

@@ -121,7 +121,7 @@ REQUESTS = Resource(
         Column("estimated_wait_s"),
         Column("estimated_wait_p99_s"),
         Column("evictions"),
-        Column("instance", "Instance", draw="console/instances/link_cell.html", fleet=True),
+        Column("instance", "Instance", draw="console/fleet/link_cell.html", fleet=True),
         Column("attempts", "Attempts", fleet=True),
         Column("trace", source=trace_of, type=list[Any], fleet=True),
     ),

@@ -206,6 +206,12 @@ class Operation:
     """What it needs besides a reason."""
     admin: bool = True
     """Whether it is an action of the admin, too: there it has a reason alone."""
+    form: bool = False
+    """Whether the console offers it although it takes more than a reason: its dialog has the fields."""
+
+    def read(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what it takes as *given*. Raises pydantic's ValidationError."""
+        return dict(self.takes.model_validate(given))
 
 
 @dataclass(frozen=True)

@@ -42,10 +42,10 @@ REASON = {"reason": "a test"}
 # Values such as `INSTANCE` are replaced by what the test's world has.
 CONSOLE = {
     "overview": Reach(VIEWER),
-    "instances": Reach(VIEWER),
+    "fleet": Reach(VIEWER),
+    "bulk": Reach(OPERATOR, {}, {"instance": "INSTANCE_ID", "verb": "drain"} | REASON),
     "instance": Reach(VIEWER, {"name": "INSTANCE"}),
-    "rollout": Reach(OPERATOR, {"pk": "DEPLOYMENT"}, REASON),
-    "nodes": Reach(VIEWER),
+    "node": Reach(VIEWER, {"name": "node-1"}),
     "models": Reach(VIEWER),
     "deploy": Reach(OPERATOR),
     "deployed": Reach(VIEWER, {"pk": "DEPLOYMENT"}),
@@ -70,8 +70,7 @@ CONSOLE = {
     "batch": Reach(TENANT, {"public_id": "BATCH_ID"}, owned=True),
     "batch-file": Reach(TENANT, {"public_id": "BATCH_ID", "kind": "input"}, owned=True),
     "queue-act": Reach(OPERATOR, {"number": 7, "action": "pin"}, REASON),
-    "spot": Reach(VIEWER),
-    "spot-stop": Reach(OPERATOR, {}, REASON),
+    "stop-donating": Reach(OPERATOR, {}, REASON),
     "applications": Reach(TENANT),
     "application": Reach(TENANT, {"pk": "APPLICATION"}, owned=True),
     "application-graph": Reach(TENANT, {"pk": "APPLICATION"}, owned=True),
@@ -79,7 +78,6 @@ CONSOLE = {
     "run": Reach(TENANT, {"pk": "RUN"}, owned=True),
     "requests": Reach(TENANT),
     "request": Reach(TENANT, {"pk": "REQUEST"}, owned=True),
-    "forecast": Reach(VIEWER),
     "scaling": Reach(VIEWER),
     "plans": Reach(VIEWER),
     "plan": Reach(VIEWER, {"pk": "PLAN"}),
@@ -88,14 +86,16 @@ CONSOLE = {
         OPERATOR, {"pk": "MODEL_ID", "form": "policy"}, {"strategy": "reactive", "mode": "off"} | REASON
     ),
     "change-model bundle": Reach(OPERATOR, {"pk": "MODEL_ID", "form": "bundle"}, {"bundle": "ssjf"} | REASON),
-    "lengths": Reach(TENANT),
     "train-lengths": Reach(OPERATOR, {}, REASON),
     "usage": Reach(TENANT),
     "prices": Reach(VIEWER),
     "budgets": Reach(TENANT),
     "keys": Reach(TENANT),
-    "targets": Reach(VIEWER),
-    "share": Reach(ADMIN, {}, {"name": "chat", "targets": "llama-3.1-8b 1"} | REASON),
+    "model": Reach(VIEWER, {"name": "llama-3.1-8b"}),
+    "change-model share": Reach(
+        ADMIN, {"pk": "MODEL_ID", "form": "share"}, {"name": "chat", "targets": "llama-3.1-8b 1"} | REASON
+    ),
+    "change-model engine": Reach(ADMIN, {"pk": "MODEL_ID", "form": "engine"}, {"max_num_seqs": "8"} | REASON),
     "key-models": Reach(MANAGER, {"pk": "KEY"}, {"allowed_models": "llama-3.1-8b"} | REASON, owned=True),
     "system": Reach(OPERATOR),
     "alerts": Reach(VIEWER),
@@ -115,16 +115,17 @@ CONSOLE = {
             ("alerts", "ALERT", ("acknowledge",), OPERATOR, False),
             ("batches", "BATCH", ("cancel",), MANAGER, True),
             ("deployments", "DEPLOYMENT", ("undeploy", "activate"), ADMIN, False),
-            ("deployments", "DEPLOYMENT", ("cancel-rollout", "roll-back"), OPERATOR, False),
+            ("deployments", "DEPLOYMENT", ("roll-out", "cancel-rollout", "roll-back"), OPERATOR, False),
             ("gpus", "GPU_ID", ("cordon", "uncordon"), OPERATOR, False),
             ("instances", "INSTANCE_ID", tuple(Action.values), OPERATOR, False),
             ("instances", "SHARING_ID", ("swap",), OPERATOR, False),
             ("keys", "KEY", ("revoke",), MANAGER, True),
             ("length-versions", "VERSION", ("promote", "rollback"), OPERATOR, False),
+            ("maintenance", "MAINTENANCE", ("end",), OPERATOR, False),
             ("models", "MODEL_ID", ("retire", "activate"), ADMIN, False),
-            ("nodes", "NODE_ID", ("cordon", "uncordon"), OPERATOR, False),
+            ("nodes", "NODE_ID", ("cordon", "uncordon", "maintenance"), OPERATOR, False),
             ("plans", "PLAN", ("approve", "reject"), OPERATOR, False),
-            ("regions", "REGION_ID", ("cordon", "uncordon"), OPERATOR, False),
+            ("regions", "REGION_ID", ("cordon", "uncordon", "maintenance"), OPERATOR, False),
             ("shards", "SHARD_ID", ("hand-over",), OPERATOR, False),
             ("stock", "STOCK_ID", ("pull",), OPERATOR, False),
             ("runs", "RUN", ("first", "stop"), OPERATOR, False),
@@ -147,6 +148,8 @@ REST = {
     "act_on_region": Reach(OPERATOR, {"name": "us-east", "action": "cordon"}, REASON),
     "list_nodes": Reach(VIEWER),
     "act_on_node": Reach(OPERATOR, {"name": "node-1", "action": "cordon"}, REASON),
+    "list_maintenance": Reach(VIEWER),
+    "end_maintenance": Reach(OPERATOR, {"pk": "MAINTENANCE"}, REASON),
     "list_gpus": Reach(VIEWER),
     "act_on_gpu": Reach(OPERATOR, {"pk": "GPU_ID", "action": "cordon"}, REASON),
     "list_stock": Reach(VIEWER),
@@ -300,7 +303,7 @@ SOCKETS = {"^ws/live/$"}
 # By the topics of the live connection.
 TOPICS = {"overview:": VIEWER, "batches": VIEWER,
           "instances": VIEWER, "instance:1": VIEWER, "queues:us-east": VIEWER, "what-if:1": VIEWER, "capacity:1": VIEWER,
-          "lengths": VIEWER, "events": VIEWER, "system": OPERATOR}  # fmt: skip
+          "events": VIEWER, "system": OPERATOR}  # fmt: skip
 
 # Outside of Django: status for a client that is not on this machine.
 OPERATIONS = {"/healthz": 200, "/readyz": 503, "/metrics": 401, "/version": 200}

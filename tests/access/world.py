@@ -20,6 +20,7 @@ from controlplane.fleet.models import (
     Donation,
     Gpu,
     InstanceCommand,
+    Maintenance,
     Node,
     Owner,
     Region,
@@ -181,6 +182,10 @@ class World:
             role="shard 1", name="zephyr-host:17", token="17", expires_at=in_a_minute, wanted_at=in_a_minute
         )
         Gpu.objects.create(node=Node.objects.get(), name="0")
+        self.maintenance = Maintenance.objects.create(
+            node=Node.objects.get(), from_at=now + timedelta(hours=1), until=now + timedelta(hours=2),
+            reason=FLEET_REASON, created_by="zephyr-bot",
+        )  # fmt: skip
         Stock.objects.create(node=Node.objects.get(), name="zephyr-34b", source="zephyr/34b")
         Adapter.objects.create(name="zephyr-sql", base=deployment.model, source="zephyr/sql")
         WeightedTarget.objects.create(name="zephyr-chat", target=deployment.model.name)
@@ -223,6 +228,7 @@ class World:
             "MODEL": self.deployment.model.name,
             "MODEL_ID": self.deployment.model.pk,
             "DEPLOYMENT": self.deployment.pk,
+            "MAINTENANCE": self.maintenance.pk,
             "REGION_ID": self.deployment.region_id,
             "ALERT": self.alert.pk,
             "ALERT_RULE": self.alert.rule_id,

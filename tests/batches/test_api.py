@@ -37,8 +37,8 @@ def here(monkeypatch, settings, tmp_path):
             "OPTIONS": {"location": str(tmp_path / "files")},
         }
     }
-    tasks = {api.VALIDATE_TASK: services.validate_batch, feeder.FINISH_TASK: services.finish_batch}
-    for module in (api, feeder):
+    tasks = {services.VALIDATE_TASK: services.validate_batch, feeder.FINISH_TASK: services.finish_batch}
+    for module in (services, feeder):
         monkeypatch.setattr(module, "send_task", lambda task, *args: tasks[task](*args))
     monkeypatch.setattr(feeder, "TICK_S", 0.05)
     monkeypatch.setattr(feeder, "LEAVE_S", 1.0)

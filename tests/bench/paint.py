@@ -13,9 +13,9 @@ from tests.bench._demo import demo
 from tests.e2e.console_server import chromium
 
 PAGES = {
-    "overview": "/", "instances": "/instances/", "models": "/models/", "deploy": "/models/deploy/", "queues": "/queues/",
-    "requests": "/requests/", "forecast": "/forecast/", "scaling": "/scaling/", "what_ifs": "/what-if/",
-    "lengths": "/lengths/", "usage": "/usage/", "keys": "/keys/", "system": "/system/", "settings": "/settings/",
+    "overview": "/", "fleet": "/fleet/", "models": "/models/", "deploy": "/models/deploy/", "queues": "/queues/",
+    "requests": "/requests/", "model": "/models/llama-3.1-8b/", "scaling": "/scaling/", "what_ifs": "/what-if/",
+    "usage": "/usage/", "keys": "/keys/", "system": "/system/", "settings": "/settings/", "timeline": "/timeline/",
     "events": "/events/", "api_docs": "/api/docs",
 }  # fmt: skip
 TIMES = """() => {

@@ -8,14 +8,15 @@ from django.urls import reverse
 
 FLEET_PAGES = (
     "overview",
-    "instances",
-    "forecast",
+    "fleet",
+    "timeline",
+    "models",
     "scaling",
     "plans",
     "moves",
     "events",
 )
-TENANT_PAGES = ("usage", "requests", "lengths", "keys", "api-docs")
+TENANT_PAGES = ("usage", "requests", "keys", "api-docs")
 
 
 def url(name: str, *args) -> str:

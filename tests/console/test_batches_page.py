@@ -1,13 +1,17 @@
 """The page of batches: each state as it is shown, who sees what, and the parts that are kept fresh."""
 
+import html
 import time
 from datetime import timedelta
 
 import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.test import TestCase
 from django.urls import reverse
 from django.utils import timezone
 
 from controlplane.accounts.models import Budget, Tenant
+from controlplane.accounts.services import create_api_key
 from controlplane.alerts.problems import read_known
 from controlplane.batches import services
 from controlplane.batches.models import Batch, BatchStatus, StoredFile
@@ -16,6 +20,7 @@ from controlplane.console.live import batches as live_batches
 from controlplane.console.live import fragments
 from controlplane.console.live.state import LiveState
 from controlplane.events.models import Event
+from controlplane.fleet.models import SloClass, SloKind
 
 pytestmark = pytest.mark.django_db
 URL = "/batches/"
@@ -85,10 +90,52 @@ def test_running_batches_come_first_the_least_slack_first(client, viewer, make_b
     assert [row.pk for row in rows] == [urgent.pk, relaxed.pk, ended.pk]
 
 
-def test_the_empty_page_has_lines_for_both_sdks(reader):
-    shown = reader.get(URL).content.decode()
-    assert "client.files.create(file=open(" in shown
-    assert "fs.createReadStream(" in shown
+LINE = b'{"custom_id": "1", "url": "/v1/chat/completions", "body": {"model": "llama-3.1-8b", "messages": []}}'
+
+
+@pytest.mark.parametrize(
+    ("content", "hours", "refused"),
+    [
+        (b"\xef\xbb\xbf\n" + LINE, "3", ""),
+        (LINE, "25", "completion_window must be whole hours from 1h to 24h"),
+        (b"no json", "3", "The first line is not valid JSON"),
+        (LINE.replace(b"chat/completions", b"images"), "3", "The url of the first line must be one of"),
+        (b"", "3", "The first line"),
+        (None, "3", "Choose a JSONL file"),
+    ],
+)
+def test_a_file_is_uploaded_and_becomes_a_batch(client, operator, acme, monkeypatch, content, hours, refused):
+    deferred = SloClass.objects.create(
+        name="deferred", title="Deferred", kind=SloKind.NON_INTERACTIVE, deadline_s=86_400
+    )
+    acme.slo_classes.add(deferred)
+    sent = []
+    monkeypatch.setattr(services, "send_task", lambda *task: sent.append(task))
+    key, _ = create_api_key(acme, "nightly", operator)
+    client.force_login(operator)
+    assert "client.files.create(file=open(" in client.get(URL).content.decode()
+    file = {} if content is None else {"file": SimpleUploadedFile("in.jsonl", content)}
+    with TestCase.captureOnCommitCallbacks(execute=True):
+        answer = client.post(URL, {"key": key.pk, "hours": hours, **file})
+    if refused:
+        assert answer.status_code == 400
+        assert refused in html.unescape(answer.content.decode())
+        assert not StoredFile.objects.exists()
+        assert not sent
+        return
+    assert answer.status_code == 302, answer.content.decode()[-3000:]
+    batch = Batch.objects.get()
+    assert (answer.url, sent) == (f"/batches/{batch.public_id}/", [(services.VALIDATE_TASK, batch.pk)])
+    assert (batch.api_key, batch.endpoint, batch.completion_window) == (key, "/v1/chat/completions", "3h")
+    with batch.input_file.content as stored:
+        assert stored.read() == content
+
+
+def test_keys_of_others_make_no_batch(client, member, acme, operator):
+    key, _ = create_api_key(acme, "nightly", operator)
+    client.force_login(member)  # sees the tenant, and makes no keys of it
+    answer = client.post(URL, {"key": key.pk, "hours": "3", "file": SimpleUploadedFile("in.jsonl", LINE)})
+    assert (answer.status_code, Batch.objects.count()) == (400, 0)
 
 
 def test_a_tenant_sees_its_own_batches_alone(client, member, stranger, make_batch):
@@ -178,14 +225,6 @@ def test_batches_at_risk_are_on_the_attention_list(make_batch):
     (problem,) = read_known(timezone.now()).problems
     assert (problem.severity, problem.model) == ("critical", "llama-3.1-8b")
     assert problem.title.startswith(f"{late.short_id} will be late by ")
-
-
-def test_sections_are_pages_for_those_who_see_the_fleet(client, viewer, member):
-    client.force_login(viewer)
-    for name in ("batches", "spot"):
-        assert 'aria-current="page">' in client.get(reverse(f"console:{name}")).content.decode()
-    client.force_login(member)
-    assert "Spot pool" not in client.get(reverse("console:batches")).content.decode()
 
 
 @pytest.mark.parametrize(("spent", "words"), [(10.0, "Free"), (60.0, "Above the alert"), (100.0, "Spent")])

@@ -279,5 +279,5 @@ def test_charts_are_redrawn_from_the_same_figures(client, live, fleet_feed, view
     assert len(answer["sparks"]) == 8
     assert [trace["name"] for trace in answer["charts"]["ttft"]["figure"]["data"]] == ["p50", "p95", "p99"]
     assert "Time to first token: p95 is" in answer["charts"]["ttft"]["sentence"]
-    answer = client.get("/instances/instance-1/?charts=load,kv").json()
+    answer = client.get("/fleet/instances/instance-1/?charts=load,kv").json()
     assert set(answer["charts"]) == {"load", "kv"}

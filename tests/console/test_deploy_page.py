@@ -67,11 +67,11 @@ def test_room_for_adapters_is_deployed(acting):
     deployment = Deployment.objects.get()
     assert (deployment.max_loras, deployment.max_cpu_loras) == (2, 4)
     deployment.model.adapters.create(name="sql", source="acme/sql")
-    html = acting.get(reverse("console:models"), {"open": "qwen-8b"}).content.decode()
+    html = acting.get(reverse("console:model", args=["qwen-8b"])).content.decode()
     assert "1 of 1 instance serves adapters" in html
     assert "adapter=sql" in html
     Deployment.objects.update(max_loras=0)
-    html = acting.get(reverse("console:models"), {"open": "qwen-8b"}).content.decode()
+    html = acting.get(reverse("console:model", args=["qwen-8b"])).content.decode()
     assert "No deployment serves adapters" in html
 
 
@@ -83,8 +83,9 @@ def test_a_model_that_embeds(acting):
     answer = acting.post(reverse("console:deploy"), form, follow=True)
     assert "/v1/embeddings" in answer.content.decode()
     assert Model.objects.get().task == "embed"
-    html = acting.get(reverse("console:models"), {"open": "qwen-embeds"}).content.decode()
+    html = acting.get(reverse("console:models")).content.decode()
     assert '<span class="under">Embed texts</span>' in html
+    html = acting.get(reverse("console:model", args=["qwen-embeds"])).content.decode()
     assert "embed texts: requests are prefill alone" in html
     body = {name: value for name, value in form.items() if name != "gpus"} | {"model": "other", "task": "draws"}
     refused = acting.post("/api/deploy", body, content_type="application/json")
@@ -98,6 +99,30 @@ def test_an_error_is_shown_at_its_field(acting):
     html = answer.content.decode()
     assert html.index('id="id_tensor_parallel_error"') < html.index("Use more GPUs") < html.index("id_max_num_seqs")
     assert not Model.objects.exists()
+
+
+def test_it_starts_from_a_published_model_and_a_place_of_the_fleet(acting, deployment, node):
+    html = acting.get(reverse("console:deploy")).content.decode()
+    assert html.index('name="model"') < html.index('name="region"')
+    assert '<a href="?model=qwen3-14b"' in html
+    html = acting.get(reverse("console:deploy"), {"model": "qwen3-14b"}).content.decode()
+    assert 'placeholder="14.77"' in html
+    row = html.partition('value="us-east a100-80gb"')[2].partition("</tr>")[0]
+    assert re.search(r'8 of 8</td><td class="num">1</td><td class="num">\$1.35</td><td class="num">\$0\.\d+ <span', row)
+    assert "scaled by the safety autoscaler alone" in html
+    form = {
+        name: value for name, value in FORM.items() if name in ("max_num_seqs", "launcher", "reason", "min_instances")
+    }
+    form |= {"model": "qwen3-14b", "place": "us-east a100-80gb", "gpus": "0", "bits": "16", "max_instances": "2"}
+    form |= {"gpu_memory_utilization": "0.9"}
+    refused = acting.post(reverse("console:deploy"), form | {"region": "us-west"})
+    assert "Empty it, or choose no place of the list: there it is us-east." in refused.content.decode()
+    refused = acting.post(reverse("console:deploy"), form | {"place": ""})
+    assert "Choose a place of the list, or name it." in refused.content.decode()
+    acting.post(reverse("console:deploy"), form)
+    made = Deployment.objects.get(model__name="qwen3-14b")
+    assert (made.region.name, made.tensor_parallel, made.model.weights_bytes) == ("us-east", 1, 29_540_000_000)
+    assert made.profile().estimated
 
 
 def test_the_address_of_a_node_is_for_admins(acting, client, fleet_admin):

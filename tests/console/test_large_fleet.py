@@ -1,4 +1,4 @@
-"""The pages beside a fleet of 1,000 instances: 10 models in 10 regions."""
+"""The pages beside a fleet of 1,000 instances: 10 models in 10 regions, on 50 nodes."""
 
 import time
 
@@ -10,8 +10,8 @@ from tests.console.conftest import rows_of
 from tests.console.feed import Feed
 
 PAGES = (
-    "/", "/instances/", "/instances/?sort=-kv_ratio", "/instances/?format=csv", "/nodes/", "/queues/", "/models/",
-    "/models/?open=llama-3.1-8b", "/models/deploy/", "/batches/", "/spot/", "/scaling/", "/forecast/",
+    "/", "/fleet/", "/fleet/?open=:all", "/fleet/?sort=-kv_ratio", "/fleet/?format=csv", "/queues/", "/models/",
+    "/models/llama-3.1-8b/", "/models/deploy/", "/batches/", "/scaling/", "/timeline/",
     "/settings/", "/usage/", "/system/", "/events/", "/alerts/", "/api/instances", "/api/deployments", "/api/endpoints",
 )  # fmt: skip
 MOST_S = 1.0
@@ -26,7 +26,7 @@ def copies(row, values):
 
 
 @pytest.mark.nightly
-def test_no_page_takes_a_second(live, fleet_admin, deployment, make_instance):
+def test_no_page_takes_a_second(live, fleet_admin, deployment, node, make_instance):
     regions = copies(deployment.region, [{"name": f"r-{number}", "title": f"R {number}"} for number in range(9)])
     models = copies(deployment.model, [{"name": f"m-{number}", "title": f"M {number}"} for number in range(9)])
     places = [
@@ -35,12 +35,15 @@ def test_no_page_takes_a_second(live, fleet_admin, deployment, make_instance):
         for region in (deployment.region, *regions)
     ]
     deployments = [deployment, *copies(deployment, places[1:])]
+    everywhere = [deployment.region, *regions]
+    nodes = [node, *copies(node, [{"name": f"n-{at}", "region_id": everywhere[at % 10].pk} for at in range(1, 50)])]
     copies(
-        make_instance(state="ready"),
+        make_instance(state="ready", node=node),
         [
             {
                 "name": f"i-{at}",
                 "deployment_id": deployments[at % 100].pk,
+                "node_id": nodes[at % 50].pk,
                 "state": STATES[at % 7],
                 "url": f"http://i-{at}",
             }
@@ -51,6 +54,11 @@ def test_no_page_takes_a_second(live, fleet_admin, deployment, make_instance):
     live.show(Feed(rows_of(rows)))
     client, took_s = Client(), {}
     client.force_login(fleet_admin)
+    folded = client.get("/fleet/").content.decode()
+    assert (folded.count('<tr class="node"'), folded.count("<tr data-row")) == (50, 0), (
+        "rows come when a node is opened"
+    )
+    assert client.get("/fleet/?open=n-7").content.decode().count("<tr data-row") == 20
     for path in PAGES:
         client.get(path)
         begun_s = time.process_time()

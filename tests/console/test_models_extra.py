@@ -38,17 +38,17 @@ class TestWithout:
 
     def test_choices_say_what_rests(self, page, live, deployment, operator):
         switch_bundle(deployment.model, "preserve", operator)
-        text = page("models", open=deployment.model.name)
+        text = page("model", deployment.model.name)
         assert f"The forecaster mlstm {SENTENCE}" in text
         assert "mLSTM (now) (not installed)" in text
         assert f"The forecaster mlstm {SENTENCE}" in page("scaling")
         assert "mlstm (not installed)" in page("settings")
 
-    def test_lengths_offers_no_training_on_an_encoder(self, page, client):
+    def test_models_offer_no_training_on_an_encoder(self, page, client):
         LengthVersion.objects.create(
             number=1, kind="preserve", state=VersionState.SHADOW, trained_at=timezone.now(), samples=1
         )
-        text = page("lengths")
+        text = page("models")
         assert f"An encoder {SENTENCE}" in text
         assert "not installed" in text
         assert f"The length model preserve {SENTENCE}" in text  # at its version
@@ -71,7 +71,7 @@ def test_with_it_no_page_says_anything(page, live, fleet_feed, deployment, monke
     monkeypatch.setattr("forecasting.models_extra._installed", {"torch", "transformers"})
     live.show(fleet_feed)
     assert "Models extra Installed" in page("system")
-    for name in ("forecast", "models", "scaling", "lengths", "settings"):
+    for name in ("models", "scaling", "settings"):
         text = page(name)
         assert "make models" not in text
         assert "not installed" not in text

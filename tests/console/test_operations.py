@@ -42,12 +42,12 @@ def test_a_dialog_says_what_it_does_and_asks_why(rf, node, name, operation):
     """The tag draws it from the declaration, so that a new operation has its dialog."""
     tag = "{% load console %}{% operation name row verb 'the {}' row cancel='Keep it' %}<b>More.</b>{% endoperation %}"
     context = {"name": name, "row": node, "verb": operation.verb}
-    html = engines["django"].from_string(tag).render(context, rf.get("/nodes/"))
+    html = engines["django"].from_string(tag).render(context, rf.get("/fleet/"))
     label = label_of(name, operation.verb)
     for words in (
         f'commandfor="{operation.verb}-{name}-{node.pk}"', f"{label}…", f"{label} the {node}?", "<b>More.</b>", "Keep it",
         escape(operation.about.split("`")[0][:40]), f'action="{of(name, node, operation.verb)}"', 'name="reason" required',
-        'name="next" value="/nodes/"',
+        'name="next" value="/fleet/"',
     ):  # fmt: skip
         assert words in html, words
 
@@ -58,10 +58,10 @@ def test_it_is_carried_out_with_a_reason_and_answers_on_the_page_of_the_form(do,
     node.refresh_from_db()
     assert "cooling fails" in node.cordoned
     assert Event.objects.get(kind="node.cordoned").reason == "cooling fails"
-    answer = client.post(of("nodes", node, "uncordon"), {"reason": "x", "next": "/instances/?q=m"})
-    assert answer["Location"] == "/instances/?q=m"
+    answer = client.post(of("nodes", node, "uncordon"), {"reason": "x", "next": "/fleet/?q=m"})
+    assert answer["Location"] == "/fleet/?q=m"
     answer = client.post(of("nodes", node, "cordon"), {"reason": "x", "next": "https://evil.example/"})
-    assert answer["Location"] == reverse("console:nodes"), "not to another site"
+    assert answer["Location"] == reverse("console:fleet"), "not to another site"
 
 
 def test_what_does_not_fit_is_refused_in_words(do, client, make_instance):
@@ -78,8 +78,8 @@ def test_it_needs_the_token_of_the_form(client, operator, make_instance):
     strict.force_login(operator)
     answer = strict.post(of("instances", row, "drain"), {"reason": "x"})
     assert (answer.status_code, "out of date" in text_of(answer)) == (403, True)
-    answer = client.post(of("instances", row, "drain"), {"reason": "x", "next": "/instances/?q=m"})
-    assert answer["Location"] == "/sign-in/?next=/instances/%3Fq%3Dm", "not to an address that takes no GET"
+    answer = client.post(of("instances", row, "drain"), {"reason": "x", "next": "/fleet/?q=m"})
+    assert answer["Location"] == "/sign-in/?next=/fleet/%3Fq%3Dm", "not to an address that takes no GET"
 
 
 @pytest.mark.parametrize(("verb", "before", "after"), [("drain", "ready", "draining"), ("resume", "draining", "ready")])
@@ -95,7 +95,7 @@ def test_shared_gpus_are_swapped(do, deployment, make_instance, node):
     group = SwapGroup.objects.create(name="us-east-1")
     first = make_instance(name="first", node=node, swap_group=group)
     second = make_instance(name="second", node=node, state="sleeping", swap_group=group)
-    page = do("instances", second, "swap", next=reverse("console:instances"))
+    page = do("instances", second, "swap", next=reverse("console:fleet"))
     assert "us-east-1 swaps to second, when first is idle." in page
     assert "<strong>Swaps to second</strong>" in page
     assert "Swap to…" not in page

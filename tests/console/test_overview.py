@@ -6,11 +6,11 @@ import pytest
 from django.urls import reverse
 from django.utils import timezone
 
-from controlplane.console.pages.forecast.selectors import OutlookFilter, see
 from controlplane.console.pages.overview.charts import HEAT_ROWS, kv_heat_map
 from controlplane.events.services import record
 from controlplane.fleet.models import Deployment, GpuType, Instance
 from controlplane.fleet.models import Model as LanguageModel
+from controlplane.planning.outlook import see
 from tests.console import planning_rows
 from tests.console.conftest import rows_of
 from tests.console.feed import Feed
@@ -82,7 +82,7 @@ def test_an_instance_with_all_its_sequences_is_saturated(reader, live, make_inst
     ))  # fmt: skip
     Deployment.objects.update(max_num_seqs=12)
     live.show(Feed([full, free]))
-    for name in ("overview", "instances"):
+    for name in ("overview", "fleet"):
         html = page(reader, name)
         cells = re.findall(r'data-fragment="instance/\d+/(running|use_ratio|kv_ratio):\w+">([^<]+)<', html)
         assert sorted(cells) == sorted(
@@ -93,7 +93,7 @@ def test_an_instance_with_all_its_sequences_is_saturated(reader, live, make_inst
     assert "12 of 12 sequences, KV cache 6%, 0 waiting inside it" in page(reader, "overview")
     html = page(reader, "instance", "instance-1")
     assert re.search(r'use_ratio:percent">100%</span></b>', html)
-    assert re.findall(r'/instances/(instance-\d)/"', page(reader, "instances", sort="-use_ratio"))[0] == "instance-1"
+    assert re.findall(r'/instances/(instance-\d)/"', page(reader, "fleet", sort="-use_ratio"))[0] == "instance-1"
 
 
 def test_decisions_not_the_steps_that_follow_from_them(reader, live, make_instance, operator):
@@ -125,16 +125,14 @@ def test_demand_of_the_fleet_is_that_of_its_models(reader, live, two_models):
     Instance.objects.update(state="ready")
     planning_rows.furnish(now, hours=2)
     assert "Demand, forecast and capacity" in page(reader, "overview")
-    outlooks = [
-        see(OutlookFilter(model, "", "tokens", 1, "*"), now).outlook for model in ("", "llama-3.1-8b", "mistral-7b")
-    ]
+    outlooks = [see(model, "", 1, now) for model in ("", "llama-3.1-8b", "mistral-7b")]
     for name in ("actual", "capacity"):
         whole, *parts = (getattr(outlook, name) for outlook in outlooks)
         assert any(whole)
         for value, *own in zip(whole, *parts, strict=False):
             assert (value or 0) == pytest.approx(sum(part or 0 for part in own))
     assert outlooks[0].planned == pytest.approx(sum(outlook.planned or 0 for outlook in outlooks[1:]))
-    peaks = [outlook.ahead[0].upper_95 for outlook in outlooks]
+    peaks = [next(filter(None, outlook.expected)).upper_95 for outlook in outlooks]
     assert peaks[0] == pytest.approx(peaks[1] + peaks[2])
 
 

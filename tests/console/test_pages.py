@@ -92,17 +92,16 @@ def test_instances_by_live_state_and_numbers(reader, live, fleet_feed):
     live.show(fleet_feed)
 
     def names(**query):
-        return re.findall(r'/instances/(instance-\d)/"', page(reader, "instances", **query))
+        return re.findall(r'/instances/(instance-\d)/"', page(reader, "fleet", **query))
 
     assert names()[0] == "instance-5"  # the failed one: trouble first
-    assert "unhealthy first, then by load" in page(reader, "instances")
     assert names(state="failed") == ["instance-5"]
     by_kv = names(sort="-kv_ratio")
     table = {row["name"]: fleet_feed.instance(at, row, live.feed.latest().ts) for at, row in enumerate(fleet_feed.rows)}
     known = [name for name in by_kv if table.get(name, {}).get("kv_ratio") is not None]
     assert [table[name]["kv_ratio"] for name in known] == sorted((table[n]["kv_ratio"] for n in known), reverse=True)
     assert by_kv[: len(known)] == known  # those without a value come last
-    assert "No instance fits these filters" in page(reader, "instances", q="zzz")
+    assert "No instance fits these filters" in page(reader, "fleet", q="zzz")
 
 
 def test_an_instances_page(reader, live, fleet, fleet_feed, make_request, operator):
@@ -151,7 +150,7 @@ def test_an_instances_page_has_its_start_engine_error_and_log(acting, viewer, pr
     assert "2.0 GiB" in html
     assert "ValidationError: User-specified max_model_len (40960)" in html
     assert "Resolved architecture: LlamaForCausalLM" in html
-    assert "Loading weights, 50%" in page(acting, "instances")
+    assert "Loading weights, 50%" in page(acting, "fleet")
     acting.force_login(viewer)
     html = page(acting, "instance", "p")
     assert "0.32.0" in html
@@ -293,7 +292,7 @@ def test_plotly_finds_an_element_for_each_style_it_would_add(reader, live, fleet
 
 
 # With the two of session and user.
-PINNED = {"overview": 9, "instances": 10, "requests": 9, "keys": 7, "events": 6}
+PINNED = {"overview": 10, "fleet": 18, "requests": 9, "keys": 7, "events": 6}
 
 
 @pytest.mark.parametrize("name", sorted(PINNED))

@@ -17,7 +17,7 @@ from controlplane.resources.batches import BATCHES
 from controlplane.resources.events import EVENTS
 from controlplane.resources.filters import Select
 from controlplane.resources.instances import INSTANCES
-from controlplane.resources.inventory import MODELS, NODES
+from controlplane.resources.inventory import MODELS
 from controlplane.resources.jobs import JOBS
 from controlplane.resources.keys import KEYS
 from controlplane.resources.plans import MOVES, PLANS
@@ -34,8 +34,7 @@ PAGES = {
     "plans": PLANS,
     "moves": MOVES,
     "batches": BATCHES,
-    "instances": INSTANCES,
-    "nodes": NODES,
+    "fleet": INSTANCES,
     "system": JOBS,
     "settings": SETTINGS,
     "models": MODELS,

@@ -35,14 +35,12 @@ def html_of(client, name, *args, **query):
 
 
 def post(client, deployment, action, **values):
-    start = reverse("console:rollout", args=[deployment.pk])
-    other = reverse("console:operate", args=["deployments", deployment.pk, action])
-    page = {"next": reverse("console:instances")}
-    return client.post(start if action == "start" else other, page | values, follow=True)
+    path = reverse("console:operate", args=["deployments", deployment.pk, action])
+    return client.post(path, {"next": reverse("console:fleet")} | values, follow=True)
 
 
 def test_nothing_is_said_while_all_are_up_to_date(acting, started):
-    page = html_of(acting, "instances")
+    page = html_of(acting, "fleet")
     assert "Roll out" not in page
     assert "outdated" not in page
     assert 'id="rollouts" data-region hidden' in page
@@ -50,7 +48,7 @@ def test_nothing_is_said_while_all_are_up_to_date(acting, started):
 
 
 def test_an_outdated_one_is_marked_and_its_limit_is_what_it_was_started_with(reader, outdated):
-    page = html_of(reader, "instances")
+    page = html_of(reader, "fleet")
     assert "<strong>0 of 1</strong> up to date" in page
     assert "was started with other max_num_seqs" in page
     assert "Roll out" not in page  # an operator's
@@ -60,18 +58,18 @@ def test_an_outdated_one_is_marked_and_its_limit_is_what_it_was_started_with(rea
 
 
 def test_an_operator_rolls_out_and_cancels(acting, outdated, deployment):
-    page = post(acting, deployment, "start").content.decode()
+    page = post(acting, deployment, "roll-out").content.decode()
     assert "give a reason" in page
     assert not Rollout.objects.exists()
-    page = post(acting, deployment, "start", reason="fewer at once").content.decode()
+    page = post(acting, deployment, "roll-out", reason="fewer at once").content.decode()
     assert "begins within seconds" in page
     assert "Begins within seconds." in page
     assert 'id="rollouts" data-region data-refresh-s="5"' in page
-    assert "in progress" in post(acting, deployment, "start", reason="again").content.decode()
+    assert "in progress" in post(acting, deployment, "roll-out", reason="again").content.decode()
     page = post(acting, deployment, "cancel-rollout", reason="not today").content.decode()
     assert "is cancelled" in page
     event = Event.objects.get(kind="rollout.started")
-    assert reverse("console:instances") in html_of(acting, "event", event.pk)
+    assert reverse("console:fleet") in html_of(acting, "event", event.pk)
     assert "rollout started" in html_of(acting, "events")
 
 
@@ -87,14 +85,14 @@ def test_a_failed_one_needs_attention_until_the_settings_are_changed_back(outdat
 
 
 def test_the_form_says_how_a_version_proves_itself_and_the_page_why_it_went_back(acting, outdated, deployment):
-    page = post(acting, deployment, "start", reason="x", bake_s="long").content.decode()
-    assert "from 0 to 86400 seconds" in page
-    post(acting, deployment, "start", reason="x", bake_s="5")
+    page = post(acting, deployment, "roll-out", reason="x", bake_s="long").content.decode()
+    assert "bake_s: Input should be a valid integer" in page
+    post(acting, deployment, "roll-out", reason="x", bake_s="5", auto_back="off")
     rollout = Rollout.objects.get()
-    assert (rollout.bake_s, rollout.auto_back) == (5, False)  # a box that is not ticked is not sent
-    assert "Go back" in html_of(acting, "instances")
+    assert (rollout.bake_s, rollout.auto_back) == (5, False)
+    assert "Go back" in html_of(acting, "fleet")
     assert "the settings before are not known" in post(acting, deployment, "roll-back", reason="x").content.decode()
     Rollout.objects.update(state="rolled_back", message="3 of 10 requests failed", ended_at=timezone.now())
     Deployment.objects.update(max_num_seqs=256)
-    assert "The last rollout went back" in html_of(acting, "instances")
-    assert "3 of 10 requests failed" in html_of(acting, "instances")
+    assert "The last rollout went back" in html_of(acting, "fleet")
+    assert "3 of 10 requests failed" in html_of(acting, "fleet")

@@ -1,4 +1,4 @@
-"""The spot pool's page, lists and REST: what is donated, what it earns, and the actions with their price."""
+"""The spot pool on the fleet's pages and in REST: what is donated, what it earns, and the actions on it."""
 
 from datetime import timedelta
 
@@ -27,40 +27,36 @@ def donated(make_instance):
     return row
 
 
-def page(client, user, name="spot"):
+def page(client, user, name="fleet", *args):
     client.force_login(user)
-    return client.get(reverse(f"console:{name}")).content.decode()
+    return client.get(reverse(f"console:{name}", args=args)).content.decode()
 
 
-def test_the_empty_page_says_since_when(client, viewer, donated):
-    tuning.change("SPOT_DONATE", True, actor="test")
-    fleet.move(donated, S.STOPPED, actor="worker", reason="stopped")
-    text = page(client, viewer)
-    assert "Nothing donated; scaling let nothing go since" in text
-    assert "llama-3.1-8b donates" in text
-
-
-def test_a_donated_instance_is_shown_with_price_and_expected_reclaim(client, viewer, operator, donated):
+def test_a_donated_instance_says_who_let_it_go_its_price_and_when_it_could_be_back(client, viewer, operator, donated):
     Donation.objects.create(
         instance=donated, actor="planner", spot_usd_per_hour="1.2", state=DonationState.RECLAIMED,
         donated_at=timezone.now() - timedelta(hours=2), reclaim_at=timezone.now() - timedelta(hours=1),
         ended_at=timezone.now() - timedelta(hours=1) + timedelta(seconds=54), evicted_requests=7,
     )  # fmt: skip
-    text = page(client, viewer)
-    assert donated.name in text
-    assert "$1.20" in text
-    assert "54 s" in text
-    assert "Reclaim…" not in text, "a viewer acts on nothing"
-    assert "$1.20 an hour at the spot price" in page(client, operator)
+    fleet_page = page(client, viewer)
+    assert "Running spare work" in fleet_page
+    assert "1 runs spare work, $1.20 an hour at the spot price" in " ".join(fleet_page.split())
+    assert "Stop spare work" not in fleet_page, "a viewer acts on nothing"
+    assert "Stop spare work" in page(client, operator)
+    text = page(client, viewer, "instance", donated.name)
+    assert "the plan asks for one fewer" in text
+    assert "could be reclaimed in about 54 s" in text
+    assert "$1.20 an hour" in text
+    assert "Reclaim…" in page(client, operator, "instance", donated.name)
 
 
 def test_a_gpu_type_without_a_spot_price_earns_an_unknown_amount(client, operator, donated):
     Donation.objects.update(spot_usd_per_hour=None, donated_at=timezone.now() - timedelta(hours=3))
-    for name in ("spot", "usage"):
+    for name in ("fleet", "usage"):
         text = page(client, operator, name)
-        assert "pot price unknown" in text
+        assert name == "fleet" or "pot price unknown" in text
         assert "$0.00 at the spot price" not in text
-        assert "$0.00/h at the spot price" not in text
+        assert "$0.00 an hour at the spot price" not in text
     client.force_login(operator)
     pool = client.get("/api/spot").json()
     assert (pool["usd_per_hour"], pool["offered_usd_today"]) == (None, None)
@@ -76,14 +72,14 @@ def test_reclaiming_is_an_action_of_the_instance(client, operator, donated):
     client.post(reverse("console:operate", args=["instances", donated.pk, "reclaim"]), {"reason": "load"})
     donated.refresh_from_db()
     assert donated.state == S.RECLAIMING
-    assert "reclaiming, " in page(client, operator)
+    assert "is reclaimed since" in page(client, operator, "instance", donated.name)
 
 
 def test_stop_donating_switches_the_setting_off_and_stops_what_is_donated(client, operator, language_model, donated):
     tuning.change("SPOT_DONATE", True, actor="test")
     tuning.change("SPOT_DONATE", True, actor="test", model=language_model)
     client.force_login(operator)
-    client.post(reverse("console:spot-stop"), {"reason": "a benchmark"})
+    client.post(reverse("console:stop-donating"), {"reason": "a benchmark"})
     assert not tuned(language_model.name).SPOT_DONATE
     donated.refresh_from_db()
     assert (donated.state, donated.held) == (S.DRAINING, "")
@@ -103,7 +99,3 @@ def test_rest(client, viewer, operator, donated):
     assert reclaimed.status_code == 200
     donated.refresh_from_db()
     assert donated.state == "reclaiming"
-
-
-def test_tenants_see_nothing_of_it(as_member):
-    assert as_member.get(reverse("console:spot")).status_code == 403

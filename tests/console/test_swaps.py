@@ -31,12 +31,12 @@ def post(client, path, **body):
 def test_nothing_is_said_where_no_gpus_are_shared(client, operator, make_instance):
     row = make_instance()
     client.force_login(operator)
-    assert "Shared GPUs" not in html_of(client, "instances")
+    assert "Shared GPUs" not in html_of(client, "fleet")
     assert "Shares its GPUs" not in html_of(client, "instance", row.name)
 
 
 def test_members_of_a_group_their_state_and_the_duration_of_a_swap(acting, shared):
-    page = html_of(acting, "instances")
+    page = html_of(acting, "fleet")
     assert "<strong>first</strong> is awake" in page
     assert "No swap yet." in page
     # 16.06 GB over two GPUs to memory, 50 GB back

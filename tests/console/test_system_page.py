@@ -141,7 +141,7 @@ class TestProcesses:
             fallback=language_model,
         )
         live.show(fleet_feed)
-        page = text_of(acting.get(reverse("console:models"), {"open": "llama-3.1-8b"}))
+        page = text_of(acting.get(reverse("console:model", args=["llama-3.1-8b"])))
         assert "With it goes other: a model, its fallback" in page
         form = {"shard": "2", "reason": "load"}
         answer = acting.post(reverse("console:change-model", args=[language_model.pk, "shard"]), form, follow=True)

@@ -15,10 +15,11 @@ THEMES = ("light", "dark")
 PAGES = {
     "overview": "/",
     "overview-table": "/?table=ttft&demand=prompt",
-    "instances": "/instances/?sort=-kv_ratio",
-    "nodes": f"/nodes/?open={seed.NODE}",
-    "instance": f"/instances/{seed.DRAINED}/",
-    "instance-failed": f"/instances/{seed.FAILED}/",
+    "fleet": "/fleet/",
+    "fleet-sorted": "/fleet/?sort=-kv_ratio",
+    "node": f"/fleet/nodes/{seed.NODE}/",
+    "instance": f"/fleet/instances/{seed.DRAINED}/",
+    "instance-failed": f"/fleet/instances/{seed.FAILED}/",
     "requests": "/requests/",
     "request": "/requests/{request}/",
     "usage": "/usage/",
@@ -32,22 +33,21 @@ PAGES = {
     "not-violated": "/no/such/page/",
 }
 PLANNING = {
-    "forecast": "/forecast/",
-    "forecast-tables": "/forecast/?quantity=prompt&table=forecast",
     "scaling": "/scaling/",
     "plans": "/scaling/plans/",
     "plan": "/scaling/plans/{plan}/",
     "moves": "/scaling/moves/",
     "models": "/models/",
-    "models-open": "/models/?open=llama-3.1-8b",
+    "model": "/models/llama-3.1-8b/",
+    "model-tables": "/models/llama-3.1-8b/?table=demand&hours=1",
 }
 """Pages that need forecasts, plans and moves."""
 WITH_DATA = {
     "overview-table", "instance", "instance-failed", "nodes", "request", "usage-by-model", "event", "settings",
-    "not-violated", "forecast-tables", "plan", "models-open",
+    "not-violated", "plan", "model", "model-tables",
 }  # fmt: skip
 FIRST_DAY = {name: path for name, path in (PAGES | PLANNING).items() if name not in WITH_DATA} | {
-    name: f"/{name}/" for name in ("batches", "spot", "applications", "lengths", "queues")
+    name: f"/{name}/" for name in ("batches", "spot", "applications", "queues")
 }
 LIVE = ("overview", "instances", "instance", "events", "system")
 
@@ -143,7 +143,7 @@ def test_signed_out_and_dialogs(console, open_page, theme):
     page = open_page(console, "/sign-in/", user=None, theme=theme)
     assert violations(page) == []
     keep(page, f"sign-in-{theme}-1440")
-    page = open_page(console, f"/instances/{seed.DRAINED}/", theme=theme)
+    page = open_page(console, f"/fleet/instances/{seed.DRAINED}/", theme=theme)
     page.get_by_role("button", name="Stop…").click()
     assert violations(page) == []
     keep(page, f"stop-dialog-{theme}-1440")

@@ -20,7 +20,6 @@ PAGES = {
     "batches": "/batches/",
     "batch": "/batches/{batch}/",
     "batch-failed": "/batches/{failed}/",
-    "spot": "/spot/",
     "applications": "/applications/",
     "application": "/applications/{application}/",
     "application-run": "/applications/runs/{run}/",
@@ -81,11 +80,3 @@ def test_a_batch_is_canceled_and_the_row_says_so(batch_console, open_page):
     expect(page.locator(".messages")).to_contain_text("is being canceled")
     expect(page.locator("main")).to_contain_text("Canceling")
     assert Event.objects.get(kind="batch.canceled").reason == "wrong prompt"
-
-
-def test_the_pool_says_what_a_reclaim_costs(batch_console, open_page):
-    page = open_page(batch_console, "/spot/")
-    expect(page.get_by_text(re.compile("reclaiming, ")).first).to_be_visible()
-    page.get_by_role("button", name=re.compile("^Reclaim…")).first.click()
-    expect(page.locator("dialog[open]")).to_contain_text("$2.30 an hour at the spot price")
-    assert violations(page) == []

@@ -66,7 +66,7 @@ def test_first_paint_needs_no_script(console, open_page):
     expect(page.get_by_role("button", name="Pause")).to_be_hidden()
     page.get_by_role("link", name="Show as table").first.click()
     expect(page.get_by_role("columnheader", name="p95 (ms)")).to_be_visible()
-    page.goto("/instances/?sort=-running")
+    page.goto("/fleet/?sort=-running")
     expect(page.locator('th[aria-sort="descending"]')).to_have_text(re.compile("Running"))
 
 
@@ -242,7 +242,7 @@ def test_the_theme_stays(console, open_page):
     button.click()
     expect(button).to_have_text("Theme: light")
     assert page.evaluate(background) == "rgb(246, 247, 249)"
-    page.goto("/instances/")
+    page.goto("/fleet/")
     expect(button).to_have_text("Theme: light")
     assert page.evaluate(background) == "rgb(246, 247, 249)"
     page.keyboard.press("t")

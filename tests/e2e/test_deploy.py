@@ -109,6 +109,8 @@ def test_axe_finds_nothing(console, open_page, theme):
 
 
 def fill(page) -> None:
+    for folded in ("Sizes by hand", "Another region or GPU type, or a new node"):
+        page.get_by_text(folded, exact=True).click()
     for label, value in FORM.items():
         page.get_by_label(label, exact=True).fill(value)
 
@@ -130,8 +132,8 @@ def test_one_form_to_the_first_token(stack, open_page):
     env = os.environ | {"PILOTHOUSE_API_KEY": key}
     answer = subprocess.run(["bash", "-c", curl], env=env, check=True, capture_output=True, text=True, timeout=60)
     assert '"content"' in answer.stdout
-    page.goto("/models/?open=qwen3-8b")
-    expect(page.locator("tr.chosen")).to_contain_text("speed estimated")
+    page.goto("/models/qwen3-8b/")
+    expect(page.locator("#endpoints")).to_contain_text("speed estimated")
     keep(page, "models-after-deploy")
 
 

@@ -14,7 +14,7 @@ OTHER_FORMS = re.compile(
     r"|\d x [A-Z]"  # a true multiplication sign
     r"|\d tokens/s"  # tok/s
 )
-FURTHER = ("/models/deploy/", "/queues/", "/what-if/", "/what-if/new?start=fleet", "/lengths/")
+FURTHER = ("/models/deploy/", "/queues/", "/what-if/", "/what-if/new?start=fleet")
 
 
 @pytest.mark.gate

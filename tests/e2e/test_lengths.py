@@ -1,4 +1,4 @@
-"""Lengths as people use them: by keyboard, live, with and without rows, in both themes, without a script, as a tenant."""
+"""Lengths as people use them: versions of the length model, and why a request was predicted so long; in both themes."""
 
 import re
 
@@ -40,7 +40,7 @@ def explained(console):
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing(furnished, explained, open_page, theme):
     page = open_page(furnished, "/events/", theme=theme)
-    paths = {"lengths": "/lengths/", "lengths-tables": "/lengths/?table=trend", "why": f"/requests/{explained.pk}/"}
+    paths = {"length-models": "/models/", "why": f"/requests/{explained.pk}/"}
     violations_of = {}
     for name, path in paths.items():
         page.set_viewport_size(DESKTOP)
@@ -58,26 +58,9 @@ def test_axe_finds_nothing(furnished, explained, open_page, theme):
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing_in_the_dialogs(furnished, open_page, theme):
-    page = open_page(furnished, "/lengths/", theme=theme)
+    page = open_page(furnished, "/models/", theme=theme)
     for word in ("Promote", "Roll back", "Train now"):
         page.get_by_role("button", name=re.compile(f"^{word}…")).first.click()
         expect(page.locator("dialog[open]")).to_be_visible()
         assert violations(page) == []
         page.keyboard.press("Escape")
-
-
-@pytest.mark.gate
-def test_numbers_of_the_service_move_and_new_rows_appear(furnished, open_page):
-    page = open_page(furnished, "/lengths/?hours=1")
-    expect(page.locator("[data-live]")).to_have_attribute("data-word", "live")
-    tile = page.locator('[data-tile="p99_ms"]')
-    before = tile.text_content()
-    expect(tile).not_to_have_text(before)
-    row = page.locator("#lines tbody tr").filter(has_text="bloom-176b")
-    expect(row).to_have_count(0)
-    made = LengthMinute.objects.create(
-        minute=timezone.now(), model="bloom-176b", tenant="acme", predictor="prior", requests=3,
-        predicted_tokens=300, output_tokens=270, absolute_error_tokens=60,
-    )  # fmt: skip
-    expect(row).to_have_count(1, timeout=40_000)
-    made.delete()

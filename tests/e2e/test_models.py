@@ -1,4 +1,4 @@
-"""The models page as people use it: a row opens, a policy is switched in three clicks; in both themes and on a phone."""
+"""Models as people use them: demand and forecast on one chart, a policy is switched in three clicks, settings rolled out."""
 
 import re
 
@@ -6,39 +6,33 @@ import pytest
 from playwright.sync_api import expect
 
 from controlplane.events.models import Event
-from controlplane.fleet.models import Model
+from controlplane.fleet.models import Deployment, Model
 from controlplane.planning import bundles
 from tests.e2e.conftest import keep
 from tests.e2e.test_accessibility import violations
 
 MODEL = "llama-3.1-8b"
-OPEN = f"/models/?open={MODEL}"
+OPEN = f"/models/{MODEL}/"
 
 
-def test_a_row_opens_and_closes(furnished, open_page):
+@pytest.mark.gate
+def test_the_forecast_is_drawn_with_its_bands_and_redrawn(furnished, open_page):
     page = open_page(furnished, "/models/")
-    row = page.get_by_role("link", name=MODEL, exact=True)
-    row.click()
-    expect(page).to_have_url(re.compile("open=llama-3.1-8b"))
-    expect(page.get_by_role("heading", name="Endpoints")).to_be_visible()
-    expect(page.locator("#chart-model .main-svg").first).to_be_visible()
-    expect(row).to_have_attribute("aria-expanded", "true")
-    expect(row).to_be_focused()
-    page.keyboard.press("Enter")
-    expect(page.locator(".opened")).to_have_count(0)
-    page.keyboard.press("ArrowDown")
-    expect(page.get_by_role("link", name="llama-3.2-3b", exact=True)).to_be_focused()
-    page.keyboard.press("ArrowRight")
-    expect(page).to_have_url(re.compile("open=llama-3.2-3b"))
-    expect(page.locator("#chart-model .main-svg").first).to_be_visible()
-    page.keyboard.press("ArrowLeft")
-    expect(page.locator(".opened")).to_have_count(0)
+    page.get_by_role("link", name=MODEL, exact=True).click()
+    expect(page.locator("#chart-demand .main-svg").first).to_be_visible()
+    traces = page.evaluate("document.querySelector('#chart-demand [data-plot]').data.map((trace) => trace.name)")
+    assert traces[-2:] == ["capacity", "capacity as planned"]
+    assert "forecast" in traces
+    assert traces.count("80%") == traces.count("95%") == 2
+    page.get_by_role("combobox", name="Region").select_option("us-west")
+    expect(page).to_have_url(re.compile("region=us-west"))
+    expect(page.locator("#chart-demand .caption")).to_have_text(re.compile("US West"))
 
 
 @pytest.mark.gate
 def test_a_bundle_is_switched_in_three_clicks(furnished, open_page):
-    page = open_page(furnished, "/models/")
-    page.get_by_role("button", name=f"is the policy of {MODEL}").click()
+    page = open_page(furnished, OPEN)
+    page.get_by_role("button", name="Switch the policy…").click()
     dialog = page.locator("dialog[open]")
     assert violations(page) == []
     keep(page, "models-bundle-dark")
@@ -47,7 +41,32 @@ def test_a_bundle_is_switched_in_three_clicks(furnished, open_page):
     dialog.get_by_role("button", name="Switch").click()
     expect(page.locator(".messages")).to_contain_text(f"{MODEL} now uses SSJF")
     assert bundles.present(Model.objects.get(name=MODEL)).name == "ssjf"
-    expect(page.locator("#bundles")).to_contain_text(MODEL)
+    expect(page.locator("#policy")).to_contain_text("SSJF")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_in_the_dialogs(furnished, open_page, theme):
+    page = open_page(furnished, OPEN, user="admin", theme=theme)
+    for word in ("Bounds", "Change", "Fallback", "Share a name", "Schedule", "Shard"):
+        page.get_by_role("button", name=re.compile(f"^{word}…")).first.click()
+        expect(page.locator("dialog[open]")).to_be_visible()
+        assert violations(page) == [], word
+        page.keyboard.press("Escape")
+    page.goto("/models/")
+    page.get_by_role("button", name="Train now…").click()
+    assert violations(page) == []
+
+
+@pytest.mark.gate
+def test_engine_settings_are_changed_and_rolled_out_from_one_dialog(furnished, open_page):
+    page = open_page(furnished, OPEN, user="admin")
+    page.locator("#deployments").get_by_role("button", name=re.compile("^Change…")).first.click()
+    dialog = page.locator("dialog[open]")
+    dialog.get_by_label("Sequences at once").fill("11")
+    dialog.get_by_label("Reason, kept with the event").fill("shorter batches")
+    dialog.get_by_role("button", name="Change", exact=True).click()
+    expect(page.locator(".messages")).to_contain_text("are changed")
+    assert Deployment.objects.filter(model__name=MODEL, max_num_seqs=11).count() == 1
 
 
 def test_a_single_part_is_changed_and_says_first_what_changes(furnished, open_page):
@@ -60,6 +79,6 @@ def test_a_single_part_is_changed_and_says_first_what_changes(furnished, open_pa
     keep(page, "models-parts-dark")
     dialog.get_by_label("Reason, kept with the event").fill("to compare with")
     dialog.get_by_role("button", name="Change").click()
-    expect(page.locator(".parts")).to_contain_text("Round robin")
+    expect(page.locator("#policy")).to_contain_text("Round robin")
     event = Event.objects.latest("pk")
     assert (event.kind, event.after) == ("model.parts_switched", {"routing_policy": "round_robin"})

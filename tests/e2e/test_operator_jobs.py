@@ -48,7 +48,7 @@ def go(page, name: str) -> None:
 @pytest.mark.gate
 def test_draining_and_resuming_take_three_clicks_each(begin):
     name = "llama-3-2-3b-us-west-1"
-    page = begin("/instances/")
+    page = begin("/fleet/")
     page.get_by_role("link", name=name, exact=True).click()
     for verb, state in (("Drain", "draining"), ("Resume", "ready")):
         page.get_by_role("button", name=f"{verb}…").click()

@@ -5,7 +5,7 @@ from tests.e2e.conftest import PHONE, TABLET, cut
 
 
 def test_on_a_phone_tables_are_cards(console, open_page):
-    page = open_page(console, "/instances/", viewport=PHONE)
+    page = open_page(console, "/fleet/", viewport=PHONE)
     card = page.locator(f'#instances-panel tr[data-row]:has-text("{seed.DRAINED}")').first
     cell = card.locator("td[data-fragment$='kv_ratio:percent']")
     assert cell.evaluate("cell => getComputedStyle(cell, '::before').content") == '"KV cache"'
@@ -14,11 +14,11 @@ def test_on_a_phone_tables_are_cards(console, open_page):
     assert row["width"] < PHONE["width"]
     assert not page.locator(".scroll").evaluate_all("all => all.some(one => one.scrollWidth > one.clientWidth)")
     page.get_by_role("link", name="KV cache").click()  # what sorts is still there
-    page.wait_for_url("**/instances/?sort=-kv_ratio")
+    page.wait_for_url("**/fleet/?sort=-kv_ratio")
     page.set_viewport_size({"width": 1440, "height": 900})
     assert cell.evaluate("cell => getComputedStyle(cell, '::before').content") == "none"
     # Between a phone and a desk columns leave, words break, and no table is cut.
-    for path in ("/instances/", "/", "/models/", "/requests/", "/settings/", "/events/", "/keys/", "/alerts/"):
+    for path in ("/fleet/", "/", "/models/", "/requests/", "/settings/", "/events/", "/keys/", "/alerts/"):
         page.goto(path)
         for width in (700, TABLET["width"], 1024, 1280):
             assert cut(page, {"width": width, "height": 900}) == [], (path, width)

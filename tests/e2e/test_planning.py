@@ -1,4 +1,4 @@
-"""Forecast and scaling as people use them: by keyboard, live, with and without rows, in both themes, without a script."""
+"""Scaling as people use it: by keyboard, live, with and without rows, in both themes, without a script."""
 
 import re
 
@@ -22,19 +22,6 @@ def test_axe_finds_nothing_in_the_dialogs(furnished, open_page, theme):
         assert violations(page) == []
         keep(page, f"dialog-{word.lower()}-{theme}")
         page.keyboard.press("Escape")
-
-
-@pytest.mark.gate
-def test_the_forecast_is_drawn_with_its_bands_and_redrawn(furnished, open_page):
-    page = open_page(furnished, "/forecast/?model=llama-3.1-8b&region=us-west")
-    expect(page.locator("#chart-forecast .main-svg").first).to_be_visible()
-    traces = page.evaluate("document.querySelector('#chart-forecast [data-plot]').data.map((trace) => trace.name)")
-    assert traces[-2:] == ["capacity", "as planned"]
-    assert "forecast" in traces
-    assert traces.count("80%") == traces.count("95%") == 2
-    page.get_by_role("combobox", name="Tokens").select_option("prompt")
-    expect(page).to_have_url(re.compile("quantity=prompt"))
-    expect(page.locator("#chart-forecast .caption")).to_have_text(re.compile("Prompt tokens"))
 
 
 @pytest.mark.gate

@@ -21,7 +21,7 @@ def shared(console):
 
 @pytest.mark.gate
 def test_an_operator_swaps_knowing_what_it_takes(shared, open_page):
-    page = open_page(shared, "/instances/")
+    page = open_page(shared, "/fleet/")
     panel = page.get_by_role("region", name="Shared GPUs")
     expect(panel.get_by_role("row", name=ASLEEP)).to_contain_text("CPU memory")
     keep(page, "shared-gpus")

@@ -132,8 +132,8 @@ def test_a_refused_page_leaves_no_traceback(console, open_page, complaints):
     complaints.allowed = ("status of 403",)
     log = console.web.log
     before = log.stat().st_size
-    page = open_page(console, "/instances/", user="tenant")
+    page = open_page(console, "/fleet/", user="tenant")
     expect(page.get_by_role("heading", level=1)).to_have_text("Not allowed")
     said = log.read_text()[before:]
-    assert "Forbidden (Permission denied): /instances/" in said
+    assert "Forbidden (Permission denied): /fleet/" in said
     assert "Traceback" not in said

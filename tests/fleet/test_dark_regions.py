@@ -90,7 +90,7 @@ def test_automation_neither_starts_nor_removes_anything_there_and_plans_elsewher
 @pytest.mark.django_db
 def test_the_page_of_places_and_rest_say_it(dark, client, operator):
     client.force_login(operator)
-    assert "2026-01-02" in client.get("/nodes/").content.decode()
+    assert "2026-01-02" in client.get("/fleet/").content.decode()
     [row] = client.get("/api/regions").json()["items"]
     assert row["dark_since"].startswith("2026-01-02T03:04")
 

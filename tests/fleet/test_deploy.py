@@ -6,12 +6,13 @@ import pytest
 from django.core.exceptions import ValidationError
 
 from controlplane.events.models import Event
-from controlplane.fleet.inventory.deploy import DeployRequest, deploy, estimate
+from controlplane.fleet.inventory.deploy import DeployRequest, completed, deploy, estimate, place_options
 from controlplane.fleet.models import (
     Deployment,
     GpuType,
     Instance,
     InstanceCommand,
+    Launcher,
     Model,
     Node,
     PerformanceProfile,
@@ -20,6 +21,7 @@ from controlplane.fleet.models import (
 from controlplane.simulation.services import store_profiles
 from scheduling.fleet.profile import Profile
 from scheduling.fleet.profile_fitting import Fit, Setting
+from scheduling.fleet.published_models import PUBLISHED
 
 NEW = DeployRequest(
     region="eu-west", gpu_type="h100-80gb", gpus=8, usd_per_gpu_hour=Decimal("2.50"), model="qwen-8b",
@@ -81,7 +83,7 @@ def test_what_is_there_is_taken(deployment, fleet_admin, make_instance):
         ({"parameters_billion": None}, "weights_gb", "or a source"),
         ({"layers": None}, "kv_kib_per_token", "or a source"),
         ({"context_tokens": None}, "context_tokens", "or a source"),
-        ({"parameters_billion": 180.0}, "tensor_parallel", "Use more GPUs"),
+        ({"parameters_billion": 1800.0}, "tensor_parallel", "Use more GPUs"),
         ({"min_instances": 5}, "max_instances", "Not below the minimum"),
         ({"launcher": "process"}, "launcher", "has no source"),
         ({"model": "a name with blanks"}, "model", ""),
@@ -115,10 +117,46 @@ def test_an_estimate_says_what_would_come_of_it_and_writes_nothing():
     assert (seen.usd_per_hour, seen.measured) == (2.5, False)
     assert 30 < seen.ttft_ms < 200
     assert 5 < seen.itl_ms < 30
-    assert estimate(NEW.model_copy(update={"parameters_billion": 180.0})).fits is False
+    assert seen.tensor_parallel == 1
+    larger = estimate(NEW.model_copy(update={"parameters_billion": 180.0}))
+    assert (larger.fits, larger.tensor_parallel, larger.room) == (True, 8, False)
+    assert larger.usd_per_million > 3 * seen.usd_per_million
+    assert estimate(NEW.model_copy(update={"parameters_billion": 180.0, "tensor_parallel": 4})).fits is False
     little = estimate(DeployRequest(region="", gpu_type="", model=""))
     assert (little.fits, little.kv_tokens, little.ttft_ms, little.usd_per_hour) == (None, None, None, None)
     assert [row.objects.count() for row in ROWS] == [0] * len(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "weights_gb", "kv_kib"),
+    [
+        ("qwen3-8b", {}, 16.38, 144.0),
+        ("qwen3-8b", {"parameters_billion": 8.2, "bits": 8}, 8.2, 144.0),
+        ("qwen3-8b", {"kv_kib_per_token": 72.0}, 16.38, 72.0),
+        ("gpt-oss-120b", {}, 65.3, 72.0),
+        ("qwen-8b", {}, None, None),
+    ],
+)
+def test_a_published_model_needs_its_name_alone(model, given, weights_gb, kv_kib):
+    wanted = DeployRequest(region="eu-west", gpu_type="h100-80gb", model=model, **given)
+    seen = estimate(wanted)
+    assert seen.weights_bytes == (weights_gb and pytest.approx(weights_gb * 1e9))
+    assert seen.kv_bytes_per_token == (kv_kib and kv_kib * 1024)
+    assert completed(wanted).source == (PUBLISHED[model].source if weights_gb else "")
+    assert completed(wanted.model_copy(update={"launcher": Launcher.EMULATED})).source == ""
+
+
+def test_every_place_says_what_the_model_would_be_there(deployment, node, fleet_admin):
+    (place,) = place_options(DeployRequest(region="", gpu_type="", model="llama-3.1-8b"))
+    assert (place.region.name, place.gpu_type.name, place.free, place.gpus) == ("us-east", "a100-80gb", 8, 8)
+    assert (place.estimate.tensor_parallel, place.estimate.measured) == (2, True)  # as it was measured
+    (place,) = place_options(DeployRequest(region="", gpu_type="", model="llama-3.3-70b"))
+    assert (place.estimate.tensor_parallel, place.estimate.measured) == (4, False)
+    assert 0.1 < place.estimate.usd_per_million < 10
+    (place,) = place_options(DeployRequest(region="", gpu_type="", model="llama-3.1-405b-fp8"))
+    assert (place.estimate.fits, place.estimate.tensor_parallel) == (True, 8)
+    deploy(NEW.model_copy(update={"region": "eu-north"}), fleet_admin)
+    assert Region.objects.get(name="eu-north").title == "EU North"
 
 
 def test_of_a_model_that_is_measured_the_estimate_is_the_measured_one(deployment):

@@ -134,7 +134,7 @@ class TestACordonedGpu:
 
     def test_is_put_back_with_one_click(self, gpu, acting, client, operator):
         client.force_login(operator)
-        page = client.get("/nodes/").content.decode()
+        page = client.get("/fleet/nodes/node-1/").content.decode()
         assert "GPU 0 of node-1" in page
         assert f"/operations/gpus/{gpu.pk}/uncordon/" in page
         [item] = acting.get("/api/gpus").json()["items"]

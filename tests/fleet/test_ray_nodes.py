@@ -230,7 +230,7 @@ class TestWatching:
 def test_the_page_of_nodes_shows_rays_view(rays, client, operator):
     client.force_login(operator)
     ray_nodes.report([replace(MACHINE, groups={"m-1": 4})])
-    page = client.get(f"/nodes/?open={rays}").content.decode()
+    page = client.get(f"/fleet/nodes/{rays}/").content.decode()
     assert '1 machine, <span class="id">m-1</span> 4 GPUs' in page
     ray_nodes.note_error("Ray's head at x does not answer")
-    assert "Ray&#x27;s head at x does not answer" in client.get(f"/nodes/?open={rays}").content.decode()
+    assert "Ray&#x27;s head at x does not answer" in client.get(f"/fleet/nodes/{rays}/").content.decode()

@@ -142,7 +142,7 @@ class TestWords:
 
     def test_possible_actions(self, make_instance, operator):
         instance = make_instance()
-        assert selectors.possible_actions(instance) == [Action.DRAIN, Action.STOP, Action.SLEEP]
+        assert selectors.possible_actions(instance) == [Action.DRAIN, Action.STOP, Action.RESTART, Action.SLEEP]
         services.sleep(instance, operator, "x")
         assert selectors.possible_actions(instance) == [Action.STOP]
         services.stop(instance, operator, "x")

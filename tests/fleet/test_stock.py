@@ -147,8 +147,8 @@ class TestAPull:
     def test_is_offered_on_the_page_of_its_node(self, row, client, operator):
         client.force_login(operator)
         Node.objects.update(host="gpu-a")
-        assert f"/operations/stock/{row.pk}/pull/" not in client.get("/nodes/").content.decode()
-        assert f"/operations/stock/{row.pk}/pull/" in client.get("/nodes/?open=node-1").content.decode()
+        assert f"/operations/stock/{row.pk}/pull/" not in client.get("/fleet/").content.decode()
+        assert f"/operations/stock/{row.pk}/pull/" in client.get("/fleet/nodes/node-1/").content.decode()
 
 
 class TestAnAgent:

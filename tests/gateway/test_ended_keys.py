@@ -17,7 +17,7 @@ from django.db import connections
 from django.utils import timezone
 
 from controlplane.accounts.models import ApiKey, Tenant
-from controlplane.batches import api, feeder, services
+from controlplane.batches import feeder, services
 from controlplane.batches.models import Batch, BatchStatus
 from controlplane.gateway.progress import RequestState
 from tests import settings as defaults
@@ -48,7 +48,7 @@ def period_of_users(served, settings, tmp_path, monkeypatch):
             "OPTIONS": {"location": str(tmp_path / "files")},
         }
     }
-    tasks = {api.VALIDATE_TASK: services.validate_batch, feeder.FINISH_TASK: services.finish_batch}
+    tasks = {services.VALIDATE_TASK: services.validate_batch, feeder.FINISH_TASK: services.finish_batch}
 
     def finish(task, *args):
         try:
@@ -56,7 +56,7 @@ def period_of_users(served, settings, tmp_path, monkeypatch):
         finally:
             connections.close_all()  # of a thread that no one else cleans up
 
-    monkeypatch.setattr(api, "send_task", lambda task, *args: tasks[task](*args))
+    monkeypatch.setattr(services, "send_task", lambda task, *args: tasks[task](*args))
     monkeypatch.setattr(feeder, "send_task", finish)
 
 
@@ -160,7 +160,8 @@ async def test_batches_end(served, how, state):
         await until(lambda: served.backends[0].running)
     if state == "validating":
         waits = asyncio.get_running_loop().create_future()
-        api.send_task, validate = lambda *_: waits.get_loop().call_soon_threadsafe(waits.set_result, 1), api.send_task
+        validate = services.send_task
+        services.send_task = lambda *_: waits.get_loop().call_soon_threadsafe(waits.set_result, 1)
     batch_id, file_id = await batch_of(served)
     if state == "validating":
         await waits
@@ -172,7 +173,7 @@ async def test_batches_end(served, how, state):
     await database_sync_to_async(ENDS[how])()
     if state == "validating":
         pk = (await database_sync_to_async(Batch.objects.get)(public_id=batch_id)).pk
-        await database_sync_to_async(validate)(api.VALIDATE_TASK, pk)
+        await database_sync_to_async(validate)(services.VALIDATE_TASK, pk)
     for path in (f"/v1/files/{file_id}", f"/v1/files/{file_id}/content", f"/v1/batches/{batch_id}"):
         async with served.http.get(f"{served.url}{path}", headers=served.headers) as response:
             assert response.status == 401, path
@@ -198,7 +199,7 @@ async def test_a_batch_of_a_deleted_restricted_key_does_not_get_the_rights_of_it
     await database_sync_to_async(ApiKey.objects.update)(allowed_models=["another"])
     served.backends[0].script.hold = asyncio.Event()
     await asyncio.sleep(0.5)
-    api.send_task = lambda *_: None
+    services.send_task = lambda *_: None
     batch_id, _ = await batch_of(served)
     await database_sync_to_async(ApiKey.objects.all().delete)()
     pk = (await database_sync_to_async(Batch.objects.get)(public_id=batch_id)).pk

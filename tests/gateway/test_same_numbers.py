@@ -18,9 +18,7 @@ from django.utils import timezone
 from controlplane.accounts.models import Membership, Role, Tenant, User
 from controlplane.alerts.problems import Known
 from controlplane.console.live.state import state_of
-from controlplane.console.pages.forecast.selectors import series_rows
-from controlplane.console.pages.models.details import classes_of
-from controlplane.console.pages.models.selectors import model_rows
+from controlplane.console.pages.models.selectors import classes_of, model_rows
 from controlplane.fleet.models import Deployment, Model, SloClass
 from controlplane.fleet.selectors import usd_per_hour
 from controlplane.gateway.models import LedgerRow, MinuteRow
@@ -64,11 +62,10 @@ def seen(summary: dict) -> SimpleNamespace:
     Membership.objects.create(user=user, tenant=operations, role=Role.VIEWER)
     client = Client()
     client.force_login(user)
-    html = client.get(reverse("console:models"), {"open": "m"}).content.decode()
+    html = client.get(reverse("console:model", args=["m"])).content.decode()
     return SimpleNamespace(
         row=row,
         rest={each["region"]: each for each in client.get("/api/endpoints").json()["items"]},
-        forecast={each["region"]: each for each in series_rows("tokens", {}, now)},
         classes={each.hour.slo_class: each.hour for each in classes_of("m", now)},
         html=html,
         usd=usd_per_hour("m"),
@@ -112,17 +109,18 @@ async def test_every_surface_says_the_same(served):
         counted[kind] += float(value)
     assert counted == {"output": output, "prompt": prompt}
 
-    # Demand, capacity and load: page, Forecast and REST.
+    # Demand, capacity and load: page and REST.
     demand = (output + prompt) / (60 * said.minutes)
     assert said.row.demand == pytest.approx(demand)
     assert said.row.capacity == 2 * ABLE
     assert said.row.load == pytest.approx(demand / (2 * ABLE))
     for endpoint in said.row.there:
-        rest, forecast = said.rest[endpoint.region], said.forecast[endpoint.region]
-        for mine, theirs in (("demand_tokens_per_s", "demand"), ("capacity_tokens_per_s", "capacity")):
-            assert getattr(endpoint.load, mine) == rest[mine] == forecast[theirs]
-        assert endpoint.load.load == rest["load_ratio"] == forecast["load"]
-        assert endpoint.load.ready == rest["instances_ready"] == forecast["ready"] == 1
+        rest = said.rest[endpoint.region]
+        for name in ("demand_tokens_per_s", "capacity_tokens_per_s"):
+            assert getattr(endpoint.load, name) == rest[name]
+        assert endpoint.load.load == rest["load_ratio"]
+        assert endpoint.load.ready == rest["instances_ready"] == 1
+        assert rest["forecast_peak_tokens_per_s"] is endpoint.peak is None
     assert sum(each["demand_tokens_per_s"] for each in said.rest.values()) == pytest.approx(demand)
 
     # SLO by class: ledger, live summary, page, REST and metrics.

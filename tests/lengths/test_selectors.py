@@ -74,8 +74,6 @@ def test_without_requests_nothing_is_known(now):
     assert measures == Measures()
     for name in ("mae", "bias", "acc_25", "coverage_upper"):
         assert getattr(measures, name) is None
-    series = selectors.series(scope_of(now, 1), now)
-    assert (series.starts, series.lines) == ((), {})
     assert selectors.active_version() is None
     assert selectors.shadow_version() is None
 
@@ -105,20 +103,6 @@ def test_groups_add_up_to_the_whole_and_shadows_are_separate(counted, now):
     assert selectors.total(by_predictor.values()) == expected
 
 
-@pytest.mark.sql
-@pytest.mark.parametrize("hours", [1, 3, 24])
-def test_a_series_has_every_request_in_its_window(counted, now, hours):
-    scope = scope_of(now, hours)
-    series = selectors.series(scope, now)
-    assert series.step_s == (3600 if hours > 6 else -(-hours * 3600 // 72 // 60) * 60)
-    for name, line in series.lines.items():
-        assert len(line) == len(series.starts)
-        assert selectors.total(line) == selectors.by(scope, "predictor", shadows=True)[name]
-    steps = {(after - before).total_seconds() for before, after in zip(series.starts, series.starts[1:], strict=False)}
-    assert steps <= {series.step_s}
-    assert series.starts[-1] <= now < series.starts[-1] + timedelta(seconds=series.step_s)
-
-
 def test_versions_and_the_shadow_against_the_active_one(counted, now):
     for number, state in enumerate((VersionState.ACTIVE, VersionState.SHADOW, VersionState.REJECTED), 1):
         LengthVersion.objects.create(number=number, kind="trees", state=state)
@@ -129,7 +113,3 @@ def test_versions_and_the_shadow_against_the_active_one(counted, now):
     assert (active.requests, shadow.requests) == (2, 1)  # of the one minute in which both predicted
     assert selectors.gain(active, shadow) == pytest.approx(1 - 30 / 35)
     assert selectors.compared("trees 9", "shadow trees 2", scope_of(now, 24)) is None
-
-
-def test_what_there_are_measures_of(counted):
-    assert selectors.known_series() == (["a", "b"], ["acme", "globex"])

@@ -47,7 +47,6 @@ class TestDemand:
         assert selectors.demand(*PLACE, Quantity.PROMPT, starts, 60) == [1110.0] * 2
         now_by_series = selectors.demand_now(Quantity.PROMPT, NOW)
         assert now_by_series == {PLACE: 1110.0, (PLACE[0], "us-west"): 1000.0}
-        assert selectors.minutes_of(PLACE[0], "us-west")[0] == 2
 
     @pytest.mark.sql
     def test_interactive_classes_are_added_up_and_deferred_ones_separately(self, make_minutes):

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from controlplane.fleet import maintenance
 from controlplane.fleet.models import SwapState
 from controlplane.fleet.swaps import services as swaps
 from controlplane.fleet.swaps.selectors import open_swaps
@@ -27,6 +28,7 @@ STEPS: Final[dict[str, Callable[[], Any]]] = {
     "end-failed": fleet.end_failed,
     "advance-rollouts": advance_rollouts,
     "advance-swaps": advance_swaps,
+    "advance-maintenance": maintenance.advance,
     "observe-instances": observe_instances,
     "report-nodes": report_nodes,
     "watch-ray": watch_ray,

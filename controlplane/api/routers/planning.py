@@ -27,6 +27,7 @@ from controlplane.planning.models import (
     ScalingPolicy,
     mode_of,
 )
+from controlplane.planning.outlook import peaks
 from controlplane.resources.plans import MOVES, PLANS
 from controlplane.resources.resource import Column
 from controlplane.rows import narrowed
@@ -59,6 +60,8 @@ class EndpointOut(Described):
     capacity_tokens_per_s: float | None
     """Capacity of ready instances in the newest plan; null without a plan."""
     load_ratio: float | None
+    forecast_peak_tokens_per_s: float | None
+    """Highest window of the forecast, in the unit and classes of demand; null without a forecast."""
     slo_classes: list[ClassServiceOut]
     """Last hour, by serving region."""
 
@@ -132,7 +135,7 @@ def list_endpoints(request: ApiRequest, model: str = "", region: str = "") -> di
     """Return demand, capacity, load, GPUs, cost and service by SLO class of every endpoint, as the console shows them."""
     now = timezone.now()
     served = attainments(now - timedelta(hours=1))
-    loads = capacity.endpoint_loads(now)
+    loads, expected = capacity.endpoint_loads(now), peaks(now)
     return {
         "items": [
             {
@@ -144,6 +147,7 @@ def list_endpoints(request: ApiRequest, model: str = "", region: str = "") -> di
                 "demand_tokens_per_s": load.demand_tokens_per_s,
                 "capacity_tokens_per_s": load.capacity_tokens_per_s,
                 "load_ratio": load.load,
+                "forecast_peak_tokens_per_s": peak.mean if (peak := expected.get(place)) else None,
                 "slo_classes": [one.as_dict() for one in sorted(served.get(place, {}).values())],
             }
             for place, load in loads.items()

@@ -331,11 +331,6 @@ def axis_title(text: str) -> dict[str, Any]:
     return {"text": text, "font": {"size": 11}, "standoff": 4}
 
 
-def styles(names: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Return a colour and dash for each of *names*; those beyond the last style share it."""
-    return {name: STYLES[min(at, len(STYLES) - 1)] for at, name in enumerate(names)}
-
-
 def last(values: Values) -> float | None:
     """Return the newest known value."""
     return next((value for value in reversed(values) if value is not None), None)

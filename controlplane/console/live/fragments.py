@@ -18,7 +18,6 @@ from controlplane.console.live import (
     batches,
     capacity,
     held_work,
-    length_service,
     queues,
     tiles,
     what_ifs,
@@ -44,7 +43,7 @@ MODEL_CELLS: Final = (
     ("waiting", "waiting_cell"), ("output_tokens_per_s", "quantity"),
 )  # fmt: skip
 BADGES: Final = {
-    "instances": ("instances", "down"),
+    "instances": ("fleet", "down"),
     "below": ("models", "below their SLO"),
     "plans": ("scaling", "to approve"),
     "system": ("system", "in trouble"),
@@ -116,11 +115,6 @@ def _queues(state: LiveState, region: str) -> Html:
     return html | {"queues/held": render_to_string("console/queues/held_table.html", {"held": held_panel(state)})}
 
 
-def _lengths(state: LiveState, _: str) -> Html:
-    row = state.lengths()
-    return _tiles(length_service.TILES, row, "lengths") if row else {}
-
-
 def fleet_figures(state: LiveState) -> dict[str, Any]:
     """Return the numbers of the fleet that stand among those of batches."""
     tile: Mapping[str, Any] = state.tile() or {}
@@ -175,7 +169,6 @@ TOPICS: Final[dict[str, tuple[Callable[[LiveState, str], Html], Drawn]]] = {
     ),
     "queues": (_queues, _drawn_queues),
     "batches": (_batches, _drawn_batches),
-    "lengths": (_lengths, _nothing),
     "system": (
         lambda state, _: {},
         lambda state, _: [[row["state"] for row in rows] for rows in state.system().values()],

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from controlplane.alerts.problems import Known, Problems, find
-from controlplane.console.live import jobs, length_service
+from controlplane.console.live import jobs
 from controlplane.console.live.batches import Reading as BatchReading
 
 SATURATED = 0.95  # of its sequences or of its KV cache, whichever is fuller
@@ -78,12 +78,11 @@ def tables_of(summary: Mapping[str, Any]) -> dict[str, list[Any]]:
     instances = rows_of(summary.get("instances"), "instance", "id")
     for row in instances:
         row["status"] = status_of(row["state"], row["reachable"], row["use_ratio"], row["waiting"], row["trouble"])
-    lengths, queues = summary.get("lengths"), summary.get("queues") or {}
+    queues = summary.get("queues") or {}
     return {
         "tiles": [Row(tile, scope=scope, live=f"tile/{scope}") for scope, tile in scopes.items()],
         "instances": instances,
         "endpoints": rows_of(summary.get("endpoints"), "endpoint", "model", "region"),
-        "lengths": [Row(length_service.row_of(lengths))] if lengths else [],
         "queues": rows_of(queues.get("queues"), "queue", "region"),
         **{name: rows_of(queues.get(name)) for name in ("groups", "lanes", "reorders")},
         "held": rows_of(summary.get("held")),
@@ -131,10 +130,6 @@ class LiveState:
         """Rows of jobs and of parts: as published, or as this process knows them while nothing is."""
         tables = (jobs.own_tables() if self.source != Source.LIVE else {}) or self.tables
         return {name: tables[name] for name in ("jobs", "parts")}
-
-    def lengths(self) -> Row | None:
-        """The numbers of the length service; None while its gateway reports none."""
-        return next(iter(self.tables["lengths"]), None)
 
     def of_region(self, name: str, region: str) -> list[Row]:
         """Rows of the table *name* in *region*."""

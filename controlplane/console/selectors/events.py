@@ -64,7 +64,7 @@ def subject_href(event: Event) -> str | None:
         case "setting":
             return reverse("console:settings")
         case "lengthversion":
-            return f"{reverse('console:lengths')}#versions"
+            return f"{reverse('console:models')}#versions"
     return None
 
 
@@ -73,7 +73,7 @@ def deployment_href(deployment_id: str) -> str | None:
     rows = Deployment.objects.filter(pk=deployment_id) if deployment_id.isdecimal() else Deployment.objects.none()
     row = rows.values("model__name", "region__name").first()
     query = row and urlencode({"model": row["model__name"], "region": row["region__name"]})
-    return f"{reverse('console:instances')}?{query}" if query else None
+    return f"{reverse('console:fleet')}?{query}" if query else None
 
 
 def instance_href(instance_id: str) -> str | None:

@@ -6,23 +6,7 @@ from typing import Any
 from controlplane.console.live.state import LiveState, status_of
 from controlplane.dispatch.wire import INSTANCE_COLUMNS
 from controlplane.fleet.models import Instance
-from controlplane.resources.instances import with_outdated
-
-STATUS_ORDER = (
-    "failed",
-    "unreachable",
-    "resting",
-    "saturated",
-    "draining",
-    "reclaiming",
-    "loading",
-    "provisioning",
-    "ready",
-    "donated",
-    "sleeping",
-    "held",
-    "stopped",
-)
+from controlplane.resources.instances import STATUSES, with_outdated
 
 
 def instance_row(instance: Instance, live: dict[str, Any] | None) -> dict[str, Any]:
@@ -33,6 +17,7 @@ def instance_row(instance: Instance, live: dict[str, Any] | None) -> dict[str, A
     known = live is not None
     live = dict.fromkeys(INSTANCE_COLUMNS) | (live or {})
     state = str(instance.state)
+    gpu_count = int(instance.launched_with.get("tensor_parallel", instance.deployment.tensor_parallel))
     status = status_of(state, live["reachable"], live["use_ratio"], live["waiting"], live["trouble"])
     return {
         **live,
@@ -42,7 +27,12 @@ def instance_row(instance: Instance, live: dict[str, Any] | None) -> dict[str, A
         "model": instance.deployment.model.name,
         "region": instance.deployment.region.name,
         "region_title": instance.deployment.region.title,
+        "node": instance.node.name if instance.node else "",
         "gpu_type": instance.deployment.gpu_type.name,
+        "gpu_count": gpu_count,
+        "gpu_names": instance.gpus,
+        "gpus": f"{gpu_count}: {', '.join(instance.gpus)}" if instance.gpus else str(gpu_count),
+        "swap_group": instance.swap_group.name if instance.swap_group else "",
         "state": state,
         "status": "held" if instance.held and state == "stopped" else status if known else state,
         "startup": instance.startup,
@@ -61,7 +51,7 @@ def instance_rows(state: LiveState, rows: Iterable[Instance]) -> list[dict[str, 
 
 def worst_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return *rows*, unhealthy ones first and stopped ones last; then by load in quarters, then by name."""
-    rank = {status: at for at, status in enumerate(STATUS_ORDER)}
+    rank = {status: at for at, status in enumerate(STATUSES)}
     return sorted(
         rows, key=lambda row: (rank.get(row["status"], len(rank)), -int(4 * (row["use_ratio"] or 0)), row["name"])
     )

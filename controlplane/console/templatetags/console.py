@@ -1,10 +1,11 @@
 """Template tags of the console: numbers, marks, icons, live cells, headers that sort."""
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django import template
+from django.db.models import Q
 from django.template.loader import render_to_string
 from django.urls import reverse
 from django.utils import timezone
@@ -14,9 +15,13 @@ from django.utils.safestring import SafeString, mark_safe
 from controlplane.console import formats
 from controlplane.console.finders import guarded_style_ids
 from controlplane.console.formats import FORMATS
+from controlplane.fleet.models import Node
+from controlplane.fleet.selectors import maintenance_windows
 from controlplane.planning.titles import title_of
 
 register = template.Library()
+NOTICED = timedelta(days=1)
+"""Before it begins."""
 
 for written in (
     *(formats.count, formats.amount, formats.quantity, formats.gib, formats.gigabytes),
@@ -144,6 +149,12 @@ def moment(at: datetime | float | None) -> SafeString:
 
 
 @register.simple_tag
+def hours_from_now(hours: int) -> str:
+    """The time as a field of a form has it."""
+    return f"{timezone.localtime() + timedelta(hours=hours):%Y-%m-%dT%H:%M}"
+
+
+@register.simple_tag
 def tile(label: str, value: str, unit: str = "", title: str = "") -> SafeString:
     """One number of a page's head that its script does not change."""
     return render_to_string("console/parts/tile.html", {"label": label, "value": value, "unit": unit, "title": title})
@@ -194,6 +205,16 @@ def operation(
         **more,
     }
     return render_to_string("console/parts/operation.html", shown, context["request"])
+
+
+@register.inclusion_tag("console/fleet/maintenance.html", takes_context=True)
+def maintenance_notices(context: template.Context, node: Node | None = None) -> dict[str, Any]:
+    """Maintenance that is under way or begins within a day: of all places, or of a node and its region."""
+    now = timezone.now()
+    windows = maintenance_windows(now, now + NOTICED).open()
+    if node is not None:
+        windows = windows.filter(Q(node=node) | Q(region=node.region_id))
+    return {"windows": windows, "is_operator": context.get("is_operator"), "request": context["request"]}
 
 
 @register.inclusion_tag("console/parts/sort_header.html", takes_context=True)

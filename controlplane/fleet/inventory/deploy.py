@@ -33,6 +33,7 @@ from controlplane.fleet.models import (
     PerformanceProfile,
     Region,
 )
+from controlplane.fleet.models.hardware import region_title
 from controlplane.fleet.services import notify
 from controlplane.fleet.swaps.services import group_of
 from scheduling.fleet.adapter_memory import MOST_ADAPTERS
@@ -63,13 +64,19 @@ FIELDS: Final = {
 
 BITS: Final = {16: "16 bits (BF16, FP16)", 8: "8 bits (FP8, INT8)", 4: "4 bits (AWQ, GPTQ, FP4)"}
 MAX_SIZE: Final = 1e6
+DEGREES: Final = (1, 2, 4, 8)
+"""Tensor parallel degrees that are tried: GPUs of one node."""
+TYPICAL: Final = (1024, 256)
+"""Tokens of the prompt and the output by which a price per token is estimated."""
+BLOCK, STEP_TOKENS = 16, 8192
 MAX_COUNT: Final = 32_767
 
 
 class DeployRequest(BaseModel):
     """A model to deploy: the body of `POST /api/deploy`, and the form of the Deploy page.
 
-    Rows that exist are taken by their names; sizes of a new model that are not given are read from its source.
+    Rows that exist are taken by their names. Sizes of a new model that are not given are those of the published model of
+    that name (`scheduling.fleet.published_models`), else read from its source.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -105,8 +112,12 @@ class DeployRequest(BaseModel):
     context_tokens: int | None = Field(
         None, ge=1, le=100_000_000, title="Context (tokens)", description="The longest prompt with its output."
     )
-    tensor_parallel: int = Field(
-        1, ge=1, le=MAX_COUNT, title="GPUs per instance", description="The tensor parallel degree."
+    tensor_parallel: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_COUNT,
+        title="GPUs per instance",
+        description="The tensor parallel degree. Default: as measured, else the fewest that hold the model.",
     )
     gpu_memory_utilization: float = Field(0.9, ge=0.1, le=1.0, title="GPU memory used")
     max_num_seqs: int = Field(
@@ -163,6 +174,8 @@ class DeployRequest(BaseModel):
 class Estimate:
     """Expected result of a deployment; None where sizes are missing. Nothing is written for it."""
 
+    tensor_parallel: int
+    usd_per_million: float | None  # tokens at full load, of typical requests
     weights_bytes: int | None
     kv_bytes_per_token: int | None
     context_tokens: int | None
@@ -186,16 +199,55 @@ class Estimate:
         return max(0, self.kv_tokens) // self.context_tokens
 
 
-def estimate(wanted: DeployRequest) -> Estimate:
+def completed(wanted: DeployRequest) -> DeployRequest:
+    """Return *wanted* with the sizes of the published model of its name, and a tensor parallel degree, where not given."""
+    from scheduling.fleet.published_models import PUBLISHED
+
+    given = {name for name, each in DeployRequest.model_fields.items() if getattr(wanted, name) != each.default}
+    published = PUBLISHED.get(wanted.model)
+    facts = {} if published is None else {name: getattr(published, name) for name in published.__dataclass_fields__}
+    for names in (("weights_gb", "parameters_billion", "bits"), ("kv_kib_per_token", "layers", "kv_heads", "head_dim")):
+        if given.intersection(names):
+            facts = {name: value for name, value in facts.items() if name not in names}
+    if wanted.launcher == Launcher.EMULATED:
+        facts.pop("source", None)
+    facts = {name: value for name, value in facts.items() if value is not None and name not in given}
+    if "task" in facts:
+        facts["task"] = ModelTask(facts["task"])
+    wanted = wanted.model_copy(update=facts)
+    return wanted if wanted.tensor_parallel else wanted.model_copy(update={"tensor_parallel": _fewest(wanted)})
+
+
+def _fewest(wanted: DeployRequest) -> int:
+    """Return the GPUs of an instance: those of a measured profile, else the fewest that hold one request of full context."""
     model = Model.objects.filter(name=wanted.model).first()
     gpu_type = GpuType.objects.filter(name=wanted.gpu_type).first()
-    weights = model.weights_bytes if model else wanted.weights_bytes
-    kv_bytes = model.kv_bytes_per_token if model else wanted.kv_bytes_per_token
-    context = model.context_tokens if model else wanted.context_tokens
+    if model and gpu_type and (held := model.profiles.filter(gpu_type=gpu_type).order_by("estimated", "pk").first()):
+        return int(held.tensor_parallel)
+    weights, kv_bytes, context = _sizes_of(model, wanted)
+    each, _ = _gpu(wanted, gpu_type)
+    if not each or not weights:
+        return 1
+    needed = weights + (kv_bytes or 0) * (context or 1)
+    return next((count for count in DEGREES if each * count * wanted.gpu_memory_utilization >= needed), DEGREES[-1])
+
+
+def _sizes_of(model: Model | None, wanted: DeployRequest) -> tuple[int | None, int | None, int | None]:
+    """Return weights, KV bytes per token and context of *model*, or of the one that is *wanted*."""
+    of: Any = model or wanted
+    return of.weights_bytes, of.kv_bytes_per_token, of.context_tokens
+
+
+def estimate(wanted: DeployRequest) -> Estimate:
+    wanted = completed(wanted)
+    degree = wanted.tensor_parallel or 1
+    model = Model.objects.filter(name=wanted.model).first()
+    gpu_type = GpuType.objects.filter(name=wanted.gpu_type).first()
+    weights, kv_bytes, context = _sizes_of(model, wanted)
     each, usd = _gpu(wanted, gpu_type)
-    memory = int(each * wanted.tensor_parallel * wanted.gpu_memory_utilization) if each else None
+    memory = int(each * degree * wanted.gpu_memory_utilization) if each else None
     tokens = (memory - weights) // kv_bytes if memory and weights and kv_bytes else None
-    held = _held_profile(model, gpu_type, wanted.tensor_parallel)
+    held = _held_profile(model, gpu_type, degree)
     profile = held.coefficients() if held else None
     if held is None:
         with suppress(ValidationError):  # said when it is deployed
@@ -203,22 +255,39 @@ def estimate(wanted: DeployRequest) -> Estimate:
     pools = Task(model.task if model else wanted.task or Task.GENERATE).pools
     free = sum(node.free_gpus() for node in _nodes(wanted)) + wanted.gpus
     instances = 0 if wanted.share_gpus_with else max(1, wanted.min_instances)
+    hourly = usd * degree if usd is not None else None
+    rate = _tokens_per_s(profile, wanted.max_num_seqs, tokens or 0, context or 0, pools) if profile else 0.0
     return Estimate(
+        tensor_parallel=degree,
+        usd_per_million=hourly / 3600 / rate * 1e6 if hourly and rate else None,
         weights_bytes=weights,
         kv_bytes_per_token=kv_bytes,
         context_tokens=context,
         memory_bytes=memory,
         kv_tokens=tokens,
         fits=None if tokens is None else tokens >= (context or 1),
-        usd_per_hour=usd * wanted.tensor_parallel if usd is not None else None,
+        usd_per_hour=hourly,
         free_gpus=free,
         instances=instances,
-        room=free >= instances * wanted.tensor_parallel,
+        room=free >= instances * degree,
         ttft_ms=1e3 * profile.step_time_s(1024, 0, 0) if profile else None,
         pools=pools,
         itl_ms=1e3 * profile.step_time_s(0, 16, 16 * 1024) if profile and not pools else None,
         measured=held is not None and not held.estimated,
     )
+
+
+def _tokens_per_s(profile: "Profile", max_num_seqs: int, kv_tokens: int, context: int, pools: bool) -> float:
+    """Return the tokens per second of a full instance with typical requests; 0 where not one of them has room."""
+    from scheduling.planning.simulated_capability import rough_requests_per_s
+    from scheduling.simulation.engine.config import EngineConfig
+
+    prompt, output = TYPICAL[0], 0 if pools else TYPICAL[1]
+    if kv_tokens < prompt + output:
+        return 0.0
+    blocks, steps = kv_tokens // BLOCK, max(max_num_seqs, STEP_TOKENS)
+    engine = EngineConfig(max_num_seqs, steps, BLOCK, blocks, "fcfs", context or kv_tokens, profile)
+    return rough_requests_per_s(engine, prompt, output) * (prompt + output)
 
 
 def _gpu(wanted: DeployRequest, row: GpuType | None) -> tuple[int | None, float | None]:
@@ -244,6 +313,7 @@ def _profile(wanted: DeployRequest, weights: int | None, kv_bytes: int | None) -
     facts = profile_estimate.facts_of(wanted.gpu_type)
     if facts is None or not weights or not kv_bytes:
         return None
+    degree = wanted.tensor_parallel or 1
     try:
         sizes = profile_estimate.Sizes(
             weights,
@@ -257,7 +327,7 @@ def _profile(wanted: DeployRequest, weights: int | None, kv_bytes: int | None) -
     except ValueError as error:
         field = "active_parameters_billion" if "active" in str(error) else "experts_per_token"
         raise ValidationError({field: f"{str(error)[:1].upper()}{str(error)[1:]}."}) from error
-    return profile_estimate.estimate(sizes, facts, wanted.tensor_parallel, wanted.max_num_seqs)
+    return profile_estimate.estimate(sizes, facts, degree, wanted.max_num_seqs)
 
 
 def _nodes(wanted: DeployRequest) -> list[Node]:
@@ -287,6 +357,7 @@ def deploy(wanted: DeployRequest, actor: User | str, reason: str = "") -> Deploy
 
     Raises ValidationError naming the field of `DeployRequest` at fault; nothing is written then.
     """
+    wanted = completed(wanted)
     if (row := out_of_use(wanted)) is not None:
         raise ValidationError({"model": row.out_of_use()})
     try:
@@ -310,7 +381,7 @@ def deploy(wanted: DeployRequest, actor: User | str, reason: str = "") -> Deploy
 
 def _create(wanted: DeployRequest, actor: User | str, reason: str) -> Deployed:
     region = Region.objects.filter(name=wanted.region).first() or services.create(
-        REGION, {"name": wanted.region, "title": wanted.region.replace("-", " ").title()}, actor, reason
+        REGION, {"name": wanted.region, "title": region_title(wanted.region)}, actor, reason
     )
     gpu_type = _gpu_type(wanted, actor, reason)
     if wanted.gpus and not wanted.share_gpus_with:
@@ -382,7 +453,7 @@ def _store_profile(
     wanted: DeployRequest, model: Model, gpu_type: GpuType, actor: User | str, reason: str
 ) -> PerformanceProfile | None:
     """Return the existing profile, or store an estimated one; None if it cannot be estimated."""
-    held = _held_profile(model, gpu_type, wanted.tensor_parallel)
+    held = _held_profile(model, gpu_type, wanted.tensor_parallel or 1)
     made = None if held else _profile(wanted, model.weights_bytes, model.kv_bytes_per_token)
     if held or made is None or gpu_type.device == Device.CPU:
         return held
@@ -438,12 +509,27 @@ def usual_launcher() -> str:
     return counts.most_common(1)[0][0] if counts else str(Launcher.PROCESS)
 
 
-def gpus_by_place() -> list[tuple[str, str, int, int]]:
-    """Return (region, GPU type, GPUs, free GPUs) of all active nodes, without cordoned GPUs."""
-    rows: dict[tuple[str, str], list[int]] = {}
+@dataclass(frozen=True, slots=True)
+class PlaceOption:
+    """A region and a GPU type of the fleet, without cordoned GPUs, and what a model would be there."""
+
+    region: Region
+    gpu_type: GpuType
+    gpus: int
+    free: int
+    estimate: Estimate
+
+
+def place_options(wanted: DeployRequest) -> list[PlaceOption]:
+    """Return every region and GPU type with active nodes, with an estimate of what is *wanted* there."""
+    rows: dict[tuple[Region, GpuType], list[int]] = {}
     for node in Node.objects.filter(active=True).with_gpus_used().select_related("region", "gpu_type"):
-        row = rows.setdefault((node.region.title, node.gpu_type.title), [0, 0])
+        row = rows.setdefault((node.region, node.gpu_type), [0, 0])
         usable = node.gpu_count - cast(Any, node).gpus_cordoned
         row[0] += usable
         row[1] += node.free_gpus() if usable < node.gpu_count else usable - cast(Any, node).gpus_used
-    return [(region, gpu_type, gpus, free) for (region, gpu_type), (gpus, free) in sorted(rows.items())]
+    options = []
+    for (region, gpu_type), (gpus, free) in rows.items():
+        of_place = wanted.model_copy(update={"region": region.name, "gpu_type": gpu_type.name, "gpus": 0})
+        options.append(PlaceOption(region, gpu_type, gpus, free, estimate(of_place)))
+    return sorted(options, key=lambda each: (each.region.title, each.gpu_type.title))

@@ -70,6 +70,7 @@ class Action(models.TextChoices):
     RESUME = "resume", "Resume"
     START = "start", "Start"
     STOP = "stop", "Stop"
+    RESTART = "restart", "Restart"
     SLEEP = "sleep", "Sleep"
     WAKE = "wake", "Wake"
     RECLAIM = "reclaim", "Reclaim"
@@ -81,6 +82,7 @@ ACTION_STATES: dict[Action, frozenset[InstanceState]] = {
     Action.RESUME: frozenset({_S.DRAINING}),
     Action.START: frozenset({_S.PROVISIONING, _S.STOPPED, _S.FAILED}),
     Action.STOP: frozenset(_S) - {_S.STOPPED},
+    Action.RESTART: frozenset({_S.LOADING, _S.READY, _S.DRAINING}),
     Action.SLEEP: frozenset({_S.READY, _S.DRAINING}),
     Action.WAKE: frozenset({_S.SLEEPING}),
     Action.RECLAIM: frozenset({_S.DONATED}),

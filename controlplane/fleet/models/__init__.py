@@ -12,6 +12,7 @@ from controlplane.fleet.models.instances import (
     Stock,
     StockState,
 )
+from controlplane.fleet.models.maintenance import Maintenance, MaintenanceState
 from controlplane.fleet.models.owner import Owner
 from controlplane.fleet.models.prices import Price, PriceOf, Prices
 from controlplane.fleet.models.rollouts import Rollout, RolloutState
@@ -34,6 +35,8 @@ __all__ = [
     "Instance",
     "InstanceCommand",
     "Launcher",
+    "Maintenance",
+    "MaintenanceState",
     "Model",
     "ModelTask",
     "Node",

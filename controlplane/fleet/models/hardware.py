@@ -17,6 +17,11 @@ class NumbersField(models.JSONField):
     """Numbers by name."""
 
 
+def region_title(name: str) -> str:
+    """Return `us-east` as "US East"."""
+    return " ".join(word.upper() if len(word) <= 2 else word.capitalize() for word in name.replace("_", "-").split("-"))
+
+
 class Region(models.Model):
     """A place with GPUs, such as US East."""
 

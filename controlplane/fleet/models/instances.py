@@ -304,6 +304,12 @@ class Instance(models.Model):
         editable=False,
         help_text="Who stopped it by hand, and why: only an operator's start or swap lifts that. Empty: nobody.",
     )
+    restart = models.CharField(
+        max_length=255,
+        blank=True,
+        editable=False,
+        help_text="Who wants it started again once it has stopped, and why. Empty: nobody.",
+    )
     failures = models.PositiveIntegerField(default=0, help_text="Failures in a row; restarts wait longer with each.")
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     changed_at = models.DateTimeField(auto_now=True, db_index=True)

@@ -43,12 +43,6 @@ def open_donations() -> QuerySet[Donation]:
     return donations().filter(state__in=OPEN).order_by("pk")
 
 
-def minimums() -> list[int]:
-    """Return the minimum instances of active deployments, ascending, each number once."""
-    rows = Deployment.objects.filter(active=True, model__active=True, region__active=True).order_by("min_instances")
-    return list(rows.values_list("min_instances", flat=True).distinct())
-
-
 def redeployable(deployment: Deployment) -> QuerySet[Instance]:
     """Return donated instances of other models with the GPUs that *deployment* asks for."""
     rows = Instance.objects.filter(
@@ -135,11 +129,6 @@ def totals(since: datetime, until: datetime) -> PoolTotals:
 def within(since: datetime, until: datetime) -> QuerySet[Donation]:
     """Return donations with a part in [since, until)."""
     return Donation.objects.filter(Q(ended_at=None) | Q(ended_at__gt=since), donated_at__lt=until)
-
-
-def last_let_go_at() -> datetime | None:
-    """Return when an instance was donated last; None for never."""
-    return Donation.objects.order_by("-pk").values_list("donated_at", flat=True).first()
 
 
 def start_of_day(now: datetime) -> datetime:

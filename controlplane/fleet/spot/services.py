@@ -92,6 +92,14 @@ def record_evicted(instance_id: int, evicted: int, ended: int) -> None:
 
 
 @transaction.atomic
+def leave(donated: Instance, actor: User | str, reason: str) -> None:
+    """Have the *donated* instance stop: its requests are evicted first."""
+    row = services.move(donated, InstanceState.DRAINING, actor=actor, reason=f"to be stopped: {reason}")
+    _asked_for(row, None, row.state_changed_at)
+    transaction.on_commit(services.notify)
+
+
+@transaction.atomic
 def stop_donating(actor: User | str, reason: str) -> str:
     """Switch `SPOT_DONATE` off for all models, and stop every donated instance. Say so in one sentence.
 
@@ -102,9 +110,7 @@ def stop_donating(actor: User | str, reason: str) -> str:
     tuning.change("SPOT_DONATE", False, actor, reason)
     rows = list(Instance.objects.filter(state=InstanceState.DONATED).order_by("pk"))
     for row in rows:
-        drained = services.move(row, InstanceState.DRAINING, actor=actor, reason=f"to be stopped: {reason}")
-        _asked_for(drained, None, drained.state_changed_at)
-    transaction.on_commit(services.notify)
+        leave(row, actor, reason)
     return f"Instances are donated no more; {len(rows)} that were donated stop"
 
 

@@ -18,7 +18,7 @@ from django.utils import timezone
 
 from controlplane.events.models import Event, Severity
 from controlplane.events.services import record
-from controlplane.fleet import places
+from controlplane.fleet import maintenance, places
 from controlplane.fleet import services as fleet
 from controlplane.fleet.lifecycle import restarts
 from controlplane.fleet.lifecycle.states import PRESENT, STARTING, ActionError, InstanceState
@@ -253,14 +253,17 @@ def refuse(delta: int, model: str, region: str, why: Why, obstacle: str) -> None
 
 
 def drained() -> list[Instance]:
-    """Return instances drained by scaling, a rollout or for redeployment, without a pending command: done once idle."""
+    """Return instances drained by scaling, a rollout, maintenance, for redeployment or to restart: done once idle.
+
+    Those with a pending command are not among them.
+    """
     now = timezone.now()
     rows = Instance.objects.launched().filter(state=InstanceState.DRAINING, state_changed_at__lte=now - DRAIN_SETTLE)
     rows = rows.select_related("deployment__model", "deployment__region")
     tried = InstanceCommand.objects.filter(verb=CommandVerb.STOP, finished_at__gt=now - STOP_REST)
     rows = rows.exclude(pk__in=tried.values("instance"))
     rollouts = Rollout.objects.filter(state=RolloutState.IN_PROGRESS, draining__isnull=False)
-    theirs = set(rollouts.values_list("draining", flat=True))
+    theirs = maintenance.leaving().union(rollouts.values_list("draining", flat=True))
     ours = [
         row for row in rows.order_by("name") if row.pk in theirs or _leaves_the_pool(row) or _drained_by_scaling(row)
     ]

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from functools import reduce
 from operator import add
 
-from django.db.models import F, Min, Q, QuerySet, Sum
+from django.db.models import F, Q, QuerySet, Sum
 from django.db.models.expressions import Combinable
 
 from controlplane.events.models import Event, Severity
@@ -150,16 +150,6 @@ def not_served_here(quantity: str, now: datetime, slo_class: str = "") -> dict[t
     }
 
 
-def minutes_of(
-    model: str, region: str, slo_class: str = "", since: datetime | None = None
-) -> tuple[int, datetime | None]:
-    """Return how many minutes a series has rows for, and the first of them."""
-    rows = MinuteRow.objects.filter(_of(slo_class), asked_from(region), model=model).order_by()
-    if since is not None:
-        rows = rows.filter(minute__gte=since)
-    return rows.values("minute").distinct().count(), rows.aggregate(first=Min("minute"))["first"]
-
-
 # Forecasts
 
 
@@ -186,20 +176,6 @@ def windows_of(forecast: Forecast) -> list[ForecastWindow]:
         ForecastWindow(datetime.fromtimestamp((first + at) * forecast.window_s, UTC), *values)
         for at, values in enumerate(columns)
     ]
-
-
-def forecasts_of(model: str, region: str, quantity: str, slo_class: str = "") -> QuerySet[Forecast]:
-    """Return forecasts of one series, newest first; without a class, of all interactive classes together."""
-    return Forecast.objects.filter(model=model, region=region, quantity=quantity, slo_class=slo_class)
-
-
-def latest_forecast(model: str, region: str, quantity: str, slo_class: str = "") -> Forecast | None:
-    return forecasts_of(model, region, quantity, slo_class).order_by("-made_at", "-pk").first()
-
-
-def newest_forecast() -> Forecast | None:
-    """Return the newest forecast of any series."""
-    return Forecast.objects.order_by("-pk").first()
 
 
 def forecast_failure(now: datetime) -> Event | None:

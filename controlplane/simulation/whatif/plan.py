@@ -18,12 +18,12 @@ from controlplane.fleet.inventory import services as rows_of_fleet
 from controlplane.fleet.inventory.kinds import DEPLOYMENT
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Deployment, Model
+from controlplane.fleet.models.hardware import region_title
 from controlplane.planning import bundles, services
 from controlplane.planning.models import WHAT_IF, ScalingPlan
 from controlplane.planning.plans import inventory
 from controlplane.simulation.whatif import selectors
 from controlplane.simulation.whatif.changes.applying import parsed
-from controlplane.simulation.whatif.changes.base import region_title
 from controlplane.simulation.whatif.changes.policies import PolicyChange
 from controlplane.simulation.whatif.changes.supply import BoundsChange
 from controlplane.simulation.whatif.models import Future, WhatIf

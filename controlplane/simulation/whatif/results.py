@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from controlplane.fleet.models.hardware import region_title
 from controlplane.simulation.running import Simulated
-from controlplane.simulation.whatif.changes.base import region_title
 from controlplane.simulation.whatif.models import Future, FutureSeed, WhatIfState
 from scheduling.applications.standings import follows_runs
 from scheduling.simulation.measures.columns import Counted, columns, latency_over_time, over_time

@@ -43,6 +43,8 @@ export class Charts {
   #figures = new Map(); // key of the chart: its newest figure
   #observer;
   #timer = 0;
+  #linked = new Set();
+  #zooming = false;
 
   constructor(container, live) {
     this.#container = container;
@@ -89,8 +91,29 @@ export class Charts {
       if (!place || !figure || !panel.isConnected) continue;
       const { data, layout } = themed(figure);
       await library.react(place, data, layout, CONFIG);
+      if (this.#container.hasAttribute("data-linked") && !this.#linked.has(place)) this.#link(library, place);
       panel.dataset.drawn = figure.data[0]?.x?.at(-1) ?? "";
     }
+  }
+
+  // Zooming one chart zooms the others, and the link leads to that time.
+  #link(library, place) {
+    this.#linked.add(place);
+    place.on("plotly_relayout", (change) => {
+      const range = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
+      if (this.#zooming || !(range[0] || change["xaxis.autorange"])) return;
+      this.#zooming = true;
+      const others = [...this.#linked].filter((other) => other !== place && other.isConnected);
+      const to = range[0] ? { "xaxis.range": range } : { "xaxis.autorange": true };
+      Promise.all(others.map((other) => library.relayout(other, to))).finally(() => { this.#zooming = false; });
+      const link = document.querySelector("[data-zoomed]");
+      if (!link || !range[0]) return;
+      const [from, until] = range.map((time) => time.slice(0, 16).replace(" ", "T"));
+      const query = new URLSearchParams(location.search);
+      for (const [name, value] of Object.entries({ range: "times", from, until })) query.set(name, value);
+      link.href = `?${query}`;
+      link.textContent = `Look at ${from.slice(11)} to ${until.slice(11)}`;
+    });
   }
 
   async #refresh() {

@@ -10,7 +10,7 @@ function enabled() {
 function search() {
   const field = document.querySelector("[data-search]");
   if (field) { field.focus(); field.select(); return; }
-  const link = document.querySelector('[data-go="i"], [data-go="r"]');
+  const link = document.querySelector('[data-go="f"], [data-go="r"]');
   if (link) location.assign(`${link.href}#search`);
 }
 

@@ -25,6 +25,10 @@ function keepView(before, after) {
   for (const details of before.querySelectorAll("details[id][open]")) {
     after.querySelector(`#${CSS.escape(details.id)}`)?.setAttribute("open", "");
   }
+  for (const box of before.querySelectorAll("[data-select]:checked")) {
+    const same = after.querySelector(`[data-select][value="${CSS.escape(box.value)}"]`);
+    if (same) same.checked = true;
+  }
   const places = after.querySelectorAll(".scroll");
   before.querySelectorAll(".scroll").forEach((scroll, at) => {
     if (scroll.scrollLeft || scroll.scrollTop) places[at]?.scrollTo({ left: scroll.scrollLeft, top: scroll.scrollTop });

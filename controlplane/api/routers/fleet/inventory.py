@@ -19,7 +19,16 @@ from controlplane.applications.services import UNIT_BACKEND
 from controlplane.fleet.inventory import services
 from controlplane.fleet.inventory.fleet_file import Entry, FleetFileError, apply
 from controlplane.fleet.inventory.kinds import INSTANCE, KINDS, Kind
-from controlplane.resources.inventory import DEPLOYMENTS, GPUS, MODELS, NODES, REGIONS, STOCK, TARGET_COMPARISONS
+from controlplane.resources.inventory import (
+    DEPLOYMENTS,
+    GPUS,
+    MAINTENANCE,
+    MODELS,
+    NODES,
+    REGIONS,
+    STOCK,
+    TARGET_COMPARISONS,
+)
 from controlplane.resources.jobs import SHARDS
 
 router = Router(auth=VIEWERS, tags=["Inventory"])
@@ -46,6 +55,10 @@ for resource, name, about in (
     add_list(router, resource, schema_of(resource, name), about, paged=False)
     if resource.operations:
         add_operations(router, resource)
+add_list(
+    router, MAINTENANCE, schema_of(MAINTENANCE, "MaintenanceOut"), "Maintenance of nodes and regions, newest first."
+)
+add_operations(router, MAINTENANCE)
 
 
 class Applied(Strict):

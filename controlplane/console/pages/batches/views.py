@@ -1,35 +1,45 @@
 """Batches: will each be done by its deadline, what waits, and canceling one."""
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponseBase
-from django.shortcuts import get_object_or_404, render
-from django.views.decorators.http import require_safe
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_http_methods, require_safe
 
-from controlplane.accounts.models import Role
-from controlplane.accounts.selectors import tenants_with_role
+from controlplane.accounts.models import ApiKey, Role
+from controlplane.accounts.selectors import manageable_api_keys, tenants_with_role
+from controlplane.batches import services
 from controlplane.batches.api import content_of
 from controlplane.batches.budgets import spent_budgets
-from controlplane.batches.models import ENDED, Batch, BatchStatus
+from controlplane.batches.models import ENDED, Batch, BatchStatus, Purpose
 from controlplane.batches.selectors import running
+from controlplane.batches.validation import first_url
 from controlplane.console.access.roles import signed_in
 from controlplane.console.lists import list_page, viewer_of
 from controlplane.console.live import batches as live
 from controlplane.console.live.feed import feed
 from controlplane.console.live.fragments import fleet_figures
 from controlplane.console.pages.keys.examples import model_to_try
-from controlplane.gateway.errors import ApiError
+from controlplane.gateway.errors import ApiError, invalid
 from controlplane.resources.batches import BATCHES, visible_batches
 
 FILES = {"input": "input_file", "output": "output_file", "errors": "error_file"}
 
 
-@require_safe
+@require_http_methods(["GET", "HEAD", "POST"])
 @signed_in
 def batches(request: HttpRequest) -> HttpResponseBase:
-    """The list: first those that run, the least slack first, then those that ended, newest first."""
+    """The list: first those that run, the least slack first, then those that ended, newest first. A POST creates a batch."""
     viewer = viewer_of(request)
+    keys = [key for key in manageable_api_keys(request.user).filter(account=None, tenant__active=True) if key.usable]
+    refused = None
+    if request.method == "POST":
+        try:
+            return redirect("console:batch", created(request, keys).public_id)
+        except ApiError as error:
+            refused = error
     state = feed.state()
     rows = cast(QuerySet[Batch], BATCHES.listed(viewer, request.GET)[1])
     reading = live.read(visible_batches(viewer))
@@ -47,8 +57,29 @@ def batches(request: HttpRequest) -> HttpResponseBase:
         tiles=live.tiles(reading, fleet_figures(state) if viewer.sees_fleet else None),
         model=model_to_try(),
         spent=spent_budgets(viewer.tenants()),
+        status=refused.status if refused else 200,
+        refused=refused,
+        keys=keys,
+        windows=range(24, 0, -1),
         **live.verdict(reading),
     )
+
+
+def created(request: HttpRequest, keys: Sequence[ApiKey]) -> Batch:
+    """Return the batch of an uploaded file, by one of *keys*. Raises ApiError for what cannot be."""
+    file, given = request.FILES.get("file"), request.POST.get("key", "")
+    key = next((one for one in keys if str(one.pk) == given), None)
+    if key is None:
+        raise invalid("Choose a key: the batch has its tenant, models and budgets.", "key")
+    if file is None:
+        raise invalid("Choose a JSONL file, a request on each line.", "file")
+    url = first_url(file.file)
+    stored = services.create_file(key.tenant, file, file.name or "", Purpose.BATCH)
+    try:
+        return services.create_batch(key, stored, url, f"{request.POST.get('hours', '24')}h")
+    except ApiError:
+        services.delete_file(stored)
+        raise
 
 
 STATES = dict(BatchStatus.choices) | {"resumed": "Resumed by another process; no line is answered twice"}

@@ -1,6 +1,5 @@
 """The form of the Deploy page, made from the fields of `DeployRequest`."""
 
-from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any, get_args
 
@@ -9,14 +8,36 @@ from django import forms
 from django.forms import BoundField
 from pydantic.fields import FieldInfo
 
-from controlplane.fleet.inventory.deploy import BITS, DeployRequest, usual_launcher
+from controlplane.fleet.inventory.deploy import BITS, DeployRequest, completed, usual_launcher
 from controlplane.fleet.models import GpuType, Instance, Launcher, Model, ModelTask, Region
+from scheduling.fleet.profile_estimate import GPUS
+from scheduling.fleet.published_models import PUBLISHED
 
 WIDGETS = {int: forms.IntegerField, float: forms.FloatField, Decimal: forms.DecimalField, str: forms.CharField}
 OPTIONAL = ("address", "max_loras", "max_cpu_loras", "kv_offload_gib")
 """Fields with a default that may be left empty."""
 SMALLEST = 1e-6
 """Stands in for a limit that is excluded, which forms do not have."""
+SIZES = (
+    *(
+        "source",
+        "task",
+        "parameters_billion",
+        "bits",
+        "weights_gb",
+        "layers",
+        "kv_heads",
+        "head_dim",
+        "kv_kib_per_token",
+    ),
+    *("context_tokens", "active_parameters_billion", "experts", "experts_per_token"),
+)
+PARTS = {
+    "sizes": SIZES,
+    "elsewhere": ("region", "gpu_type", "gpus", "usd_per_gpu_hour", "address"),
+    "instances": ("tensor_parallel", "min_instances", "max_instances", "launcher"),
+    "engine": ("gpu_memory_utilization", "max_num_seqs", *OPTIONAL[1:], "share_gpus_with"),
+}
 
 
 def form_field(name: str, declared: FieldInfo) -> forms.Field:
@@ -46,38 +67,31 @@ def form_field(name: str, declared: FieldInfo) -> forms.Field:
             case MaxLen(max_length=length):
                 options["max_length"] = length
     if name in ("region", "gpu_type"):
-        return forms.SlugField(**options)
+        return forms.SlugField(**options | {"required": False})
     if kind is Decimal:
         options |= {"max_digits": 8, "decimal_places": 4}
     return WIDGETS[kind](**options)  # type: ignore[index,no-any-return]
 
 
-class DeployForm(forms.Form):
-    """Without JavaScript it works as it is; with it, the estimate follows."""
+def _given(field: BoundField) -> bool:
+    usual = "" if field.field.initial is None else str(field.field.initial)
+    return bool(field.errors) or str(field.value() or usual) != usual
 
-    GROUPS = (
-        ("Hardware", ("region", "gpu_type", "gpus", "address", "usd_per_gpu_hour")),
-        (
-            "Model",
-            ("model", "source", "task", "parameters_billion", "bits", "weights_gb", "layers", "kv_heads", "head_dim",
-             "kv_kib_per_token", "context_tokens", "active_parameters_billion", "experts", "experts_per_token"),
-        ),
-        (
-            "Deployment",
-            ("tensor_parallel", "gpu_memory_utilization", "max_num_seqs", "min_instances", "max_instances", "launcher",
-             "share_gpus_with", "max_loras", "max_cpu_loras", "kv_offload_gib", "reason"),
-        ),
-    )  # fmt: skip
+
+class DeployForm(forms.Form):
+    """Without JavaScript it works as it is; with it, the estimate and the places follow."""
+
+    place = forms.CharField(required=False, max_length=90)
+    """`REGION GPU-TYPE` of the list, in place of the fields of that name."""
 
     def __init__(self, *args: Any, may_address: bool, **options: Any) -> None:
         super().__init__(*args, **options)
         self.fields |= {name: form_field(name, each) for name, each in DeployRequest.model_fields.items()}
         self.fields["reason"] = forms.CharField(max_length=255, required=False, help_text="Kept with the event.")
         self.label_suffix = ""
-        launchers = [choice for choice in Launcher.choices if choice[0] != Launcher.EXTERNAL]
-        self.fields["launcher"].choices = launchers  # type: ignore[attr-defined]
-        self.fields["launcher"].initial = usual_launcher()
-        self.fields["launcher"].help_text = ""
+        launcher: Any = self.fields["launcher"]
+        launcher.choices = [choice for choice in Launcher.choices if choice[0] != Launcher.EXTERNAL]
+        launcher.initial, launcher.help_text = usual_launcher(), ""
         names = Instance.objects.launched().order_by("name").values_list("name", flat=True)
         own = [("", "Dedicated GPUs"), *((name, name) for name in names)]
         self.fields["share_gpus_with"].choices = own  # type: ignore[attr-defined]
@@ -86,28 +100,47 @@ class DeployForm(forms.Form):
         for name in ("region", "gpu_type", "model"):
             self.fields[name].widget.attrs |= {"list": f"{name}-names", "autocomplete": "off"}
 
+    def clean(self) -> dict[str, Any]:
+        """Take region and GPU type from the list, unless others are given by name."""
+        given = self.cleaned_data
+        place = (given.get("place") or "").partition(" ")
+        for name, chosen in (("region", place[0]), ("gpu_type", place[2])):
+            if name in self.errors:
+                continue
+            if chosen and given.get(name) not in ("", None, chosen):
+                self.add_error(name, f"Empty it, or choose no place of the list: there it is {chosen}.")
+            elif not (chosen or given.get(name)):
+                self.add_error(name, forms.ValidationError("Choose a place of the list, or name it.", "required"))
+            else:
+                given[name] = chosen or given[name]
+        return given
+
     def overlook_missing(self) -> None:
         """Drop the errors of fields that are not filled in yet."""
         missing = [name for name, errors in self.errors.as_data().items() if errors[0].code == "required"]
         for name in missing:
             del self.errors[name]
 
-    def groups(self) -> Iterator[tuple[str, list[BoundField]]]:
-        return ((title, [self[name] for name in names if name in self.fields]) for title, names in self.GROUPS)
+    def groups(self) -> dict[str, dict[str, Any]]:
+        """Return the fields of each part of the page, and whether it is unfolded; known sizes stand in the empty fields."""
+        known = completed(self.wanted())
+        for name in SIZES:
+            if (value := getattr(known, name)) not in (None, ""):
+                self.fields[name].widget.attrs["placeholder"] = value
+        fields = {part: [self[name] for name in names if name in self.fields] for part, names in PARTS.items()}
+        return {part: {"fields": own, "open": any(map(_given, own))} for part, own in fields.items()}
 
     @property
     def names(self) -> dict[str, list[str]]:
-        """Existing names to choose from, and the known GPU types."""
-        from scheduling.fleet.profile_estimate import GPUS
-
+        """Existing names to choose from, the known GPU types and the published models."""
         return {
             "region": list(Region.objects.filter(active=True).values_list("name", flat=True)),
             "gpu_type": sorted({*GPUS, *GpuType.objects.values_list("name", flat=True)}),
-            "model": list(Model.objects.filter(active=True).values_list("name", flat=True)),
+            "model": sorted({*PUBLISHED, *Model.objects.filter(active=True).values_list("name", flat=True)}),
         }
 
     def wanted(self) -> DeployRequest:
         """The request of the valid fields; others have their defaults, so that an estimate can be made."""
-        given = {name: value for name, value in self.cleaned_data.items() if value not in (None, "")}
+        given = {name: value for name, value in getattr(self, "cleaned_data", {}).items() if value not in (None, "")}
         known = {name: value for name, value in given.items() if name in DeployRequest.model_fields}
         return DeployRequest.model_construct(**{"region": "", "gpu_type": "", "model": ""} | known)

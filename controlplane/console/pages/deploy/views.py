@@ -18,6 +18,7 @@ from controlplane.console.pages.deploy.forms import DeployForm
 from controlplane.fleet.inventory import deploy as deploying
 from controlplane.fleet.lifecycle.states import ActionError, InstanceState
 from controlplane.fleet.models import Deployment, Model
+from scheduling.fleet.published_models import PUBLISHED
 from scheduling.model_task import Task
 from workers.vllm.tasks import PATHS, SPEECH
 
@@ -28,14 +29,14 @@ def deploy(request: HttpRequest) -> HttpResponse:
     """With a query string, the form is filled from it, and with its defaults: a page with another estimate, and a link that
     can be sent.
     """
-    form = DeployForm(request.POST if request.method == "POST" else None, may_address=may(request, Role.ADMIN))
-    if request.GET and not form.is_bound:
+    posted, is_admin = request.method == "POST", may(request, Role.ADMIN)
+    form = DeployForm(request.POST if posted else None, may_address=is_admin)
+    if request.GET and not posted:
         defaults = {name: field.initial for name, field in form.fields.items() if field.initial is not None}
-        form = DeployForm(defaults | request.GET.dict(), may_address=may(request, Role.ADMIN))
+        form = DeployForm(defaults | request.GET.dict(), may_address=is_admin)
         form.overlook_missing()
-    posted = request.method == "POST"
     resting = deploying.out_of_use(form.wanted()) if posted and form.is_valid() else None
-    if form.is_valid() and posted:
+    if posted and form.is_valid():
         try:
             made = deploying.deploy(form.wanted(), user_of(request), form.cleaned_data["reason"])
             return redirect("console:deployed", made.deployment.pk)
@@ -44,15 +45,17 @@ def deploy(request: HttpRequest) -> HttpResponse:
                 form.add_error(name if name in form.fields else None, texts)
         except ActionError as error:
             form.add_error(None, str(error))
+    wanted = form.wanted()
     context = {
         "form": form,
         "posted": posted,
-        "source": form.wanted().source if form.is_bound else "",
+        "wanted": wanted,
+        "old": Model.objects.filter(name=wanted.model, active=True).first(),
+        "published": PUBLISHED.items(),
         "wrong": [field for field in form if field.errors] if posted else [],
-        "estimate": deploying.estimate(form.wanted()) if form.is_bound else None,
+        "estimate": deploying.estimate(wanted) if form.is_bound else None,
         "out_of_use": resting,
-        "out_of_use_name": resting and f"{resting._meta.model_name}s",
-        "places": deploying.gpus_by_place(),
+        "places": deploying.place_options(wanted),
     }
     return render(request, "console/deploy/deploy.html", context, status=422 if posted else 200)
 

@@ -1,16 +1,21 @@
-"""Forms that change one model: bounds, fallback, shard, its policy by bundle or by parts, and how it is scaled."""
+"""Forms that change one model: bounds, engine settings, fallback, shared names, shard, policy, and how it is scaled."""
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponseBase
+from django.urls import reverse
 
 from controlplane.accounts.models import Role
-from controlplane.console.actions import ActionForm, action
+from controlplane.console.actions import ActionForm, Page, action
 from controlplane.fleet.inventory import services as inventory
 from controlplane.fleet.inventory.kinds import DEPLOYMENT, MODEL, SCHEDULE
-from controlplane.fleet.models import Deployment, Model
+from controlplane.fleet.models import Deployment, Model, Rollout
+from controlplane.fleet.rollouts import services as rollouts
+from controlplane.lengths import training
 from controlplane.planning import bundles, services
 from controlplane.planning.models import PolicyMode
 from controlplane.planning.parts import PARTS
@@ -19,6 +24,15 @@ from controlplane.resources.filters import number
 from scheduling.scaling.schedule import WEEKDAYS
 
 BOUNDS = ("min_instances", "max_instances")
+ENGINE = (
+    *("tensor_parallel", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "max_loras"),
+    *("max_cpu_loras", "kv_offload_gib", "vllm_args"),
+)
+"""Columns of a deployment that its instances are started with."""
+
+
+def page_of(model: Model) -> str:
+    return reverse("console:model", args=[model.name])
 
 
 @transaction.atomic
@@ -37,6 +51,52 @@ def _bounds_changed(row: Deployment, form: ActionForm) -> bool:
         form.check(row, fields=values, given=f"{words} of {row}")
         inventory.change(DEPLOYMENT, row, values, form.user, form.reason)
     return bool(values)
+
+
+@transaction.atomic
+def engine(form: ActionForm, model: Model) -> str:
+    """Change engine settings of one deployment and, where asked for, roll them out to its instances."""
+    rows = Deployment.objects.select_related("model", "region", "gpu_type").filter(model=model, active=True)
+    row = rows.select_for_update(of=("self",)).filter(pk=number(form.fields.get("deployment", "")) or 0).first()
+    if row is None:
+        raise ValidationError(f"That deployment of {model} is gone.")
+    given = {name: _value(Deployment, name, str(form.fields[name])) for name in ENGINE if name in form.fields}
+    values = {name: value for name, value in given.items() if value != getattr(row, name)}
+    if not values:
+        return f"The engine settings of {row} are as they were."
+    form.check(
+        row, fields=values, given=f"{', '.join(f'{value} for {name}' for name, value in values.items())} of {row}"
+    )
+    row = inventory.change(DEPLOYMENT, row, values, form.user, form.reason)
+    if "roll_out" not in form.fields or not rollouts.read_fleet(row).stale:
+        return f"The engine settings of {row} are changed; instances take them when they start."
+    bake_s = _value(Rollout, "bake_s", form.fields.get("bake_s") or "60")
+    rollouts.start(row, form.user, form.reason, bake_s=bake_s, auto_back="auto_back" in form.fields)
+    return f"The engine settings of {row} are changed, and the rollout begins within seconds."
+
+
+def _value(of: Any, name: str, text: str) -> Any:
+    column = of._meta.get_field(name)
+    try:
+        return column.clean(text.strip(), None)
+    except ValidationError as error:
+        raise ValidationError(f"{str(column.verbose_name).capitalize()}: {' '.join(error.messages)}") from None
+
+
+@transaction.atomic
+def share(form: ActionForm, model: Model) -> str:
+    """Share the requests for a name among the targets that the form gives as `target weight, target weight`."""
+    name, weights = form.fields.get("name", "").strip(), {}
+    for each in filter(None, map(str.strip, form.fields.get("targets", "").split(","))):
+        target, _, weight = each.rpartition(" ")
+        try:
+            weights[target.strip()] = float(weight)
+        except ValueError:
+            raise ValidationError(f"{each!r} is no target with a weight, such as {model} 95.") from None
+    inventory.share(name, weights, form.user, form.reason)
+    if not weights:
+        return f"{name} is no longer shared."
+    return f"{name} is shared among {', '.join(weights)}; requests follow within a second."
 
 
 @transaction.atomic
@@ -124,18 +184,14 @@ def policy(form: ActionForm, model: Model) -> str:
     return f"{model} is scaled by {title_of(row.strategy)}, mode {mode}, from now on."
 
 
+OFFERED: tuple[tuple[Callable[..., str], Role, Page], ...] = (
+    *((each, Role.ADMIN, page_of) for each in (bounds, engine, fallback, share, schedule, unschedule)),
+    *((each, Role.OPERATOR, page_of) for each in (parts, shard, bundle)),
+    (policy, Role.OPERATOR, "console:scaling"),
+)
 FORMS = {
     each.__name__: action(least, Model, page=page, unchanged="{row} is unchanged")(each)
-    for each, least, page in (
-        (bounds, Role.ADMIN, "console:models"),
-        (fallback, Role.ADMIN, "console:models"),
-        (parts, Role.OPERATOR, "console:models"),
-        (schedule, Role.ADMIN, "console:models"),
-        (unschedule, Role.ADMIN, "console:models"),
-        (shard, Role.OPERATOR, "console:models"),
-        (bundle, Role.OPERATOR, "console:models"),
-        (policy, Role.OPERATOR, "console:scaling"),
-    )
+    for each, least, page in OFFERED
 }
 
 
@@ -144,3 +200,11 @@ def change(request: HttpRequest, pk: int, form: str) -> HttpResponseBase:
     if form not in FORMS:
         raise Http404(f"A model has no form {form}.")
     return FORMS[form](request, pk=pk)
+
+
+@action(Role.OPERATOR, page="console:models", unchanged="Nothing was changed")
+def train(form: ActionForm) -> str:
+    """Train a new version of a kind of length model from the samples there are, now."""
+    kind = form.fields.get("kind", training.USUAL)
+    training.ask(form.user, form.reason, kind)
+    return f"A worker trains a new version of {kind}. It predicts in shadow first; an event says why if it fails."

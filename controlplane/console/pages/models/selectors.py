@@ -1,74 +1,36 @@
-"""Rows of the models page: each model with its endpoints, load, cost, policy and chart."""
+"""Models as pages show them: a row of the list, and what the page of one adds."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from controlplane.alerts.problems import slo_level
-from controlplane.console.charts.cache import once
-from controlplane.console.charts.spec import Chart
-from controlplane.console.formats import percent
+from controlplane.console.formats import duration, milliseconds, percent
 from controlplane.console.live.state import SATURATED, LiveState
-from controlplane.console.pages.forecast.charts import demand_and_forecast, unit_title
-from controlplane.console.pages.forecast.selectors import OutlookFilter, see
 from controlplane.console.pages.scaling.tables import WORDS
-from controlplane.fleet.attainment import Attainment, worst
+from controlplane.fleet.attainment import Attainment, together, worst
 from controlplane.fleet.lifecycle.states import COMING, InstanceState
-from controlplane.fleet.models import Deployment, Instance, Model, PerformanceProfile
+from controlplane.fleet.models import Deployment, Instance, Model, PerformanceProfile, SloClass
 from controlplane.gateway.selectors import attainments
 from controlplane.planning import bundles
 from controlplane.planning.capacity import EndpointLoad, endpoint_loads
 from controlplane.planning.forecasts.demand import EVERY_CLASS, TOKENS
-from controlplane.tuning.selectors import tuned
-
-KEY = "model"
-BACK = 3  # times as far as forecasts look ahead
-EVERY_S = 10
-NO_DEMAND = "No request in the time shown. The first one that ends makes the first minute of demand."
-
-
-def hours_back() -> float:
-    return BACK * tuned().FORECAST_WINDOWS * tuned().FORECAST_WINDOW_S / 3600
-
-
-def demand_and_capacity(model: str, quantity: str, now: datetime) -> Chart:
-    """As on the forecast page, of all classes and regions, without a *model* of all; built once in ten seconds."""
-
-    def build() -> list[Chart]:
-        chart = demand_and_forecast(
-            see(OutlookFilter(model, "", quantity, hours_back(), EVERY_CLASS), now).outlook, NO_DEMAND
-        )
-        over = "regions" if model else "models that generate"
-        caption = f"{unit_title(quantity)} per second, all regions, without opportunistic work; sums over {over}"
-        return [
-            replace(
-                chart,
-                key=KEY,
-                title="Demand and capacity" if quantity == TOKENS else "Demand",
-                caption=caption,
-                size="medium",
-            )
-        ]
-
-    return once((KEY, model, quantity, int(now.timestamp()) // EVERY_S), build)[0]
-
-
-def chart_of(model: str, now: datetime) -> Chart:
-    return demand_and_capacity(model, TOKENS, now)
-
+from controlplane.planning.forecasts.selectors import ForecastWindow, NotServedHere, not_served_here, omitted_from_sums
+from controlplane.planning.outlook import peaks
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 SLO_OVER = timedelta(hours=1)
+BUDGET_OVER = timedelta(days=1)
 Ratio = float | None
+ByRegion = dict[str, list[Deployment]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """One model in one region: what its deployments allow, its instances, and what the gateway says of it."""
 
-    key: str  # as in the live table of endpoints
     region: str
     title: str
     least: int
@@ -76,9 +38,11 @@ class Endpoint:
     states: Counter[str]
     coming_since: datetime | None  # the eldest of those that start
     load: EndpointLoad
+    not_here: NotServedHere
+    peak: ForecastWindow | None  # the highest window of its forecast
     live: dict[str, Any]
-    deployments: tuple[Deployment, ...]
-    uses: tuple[float, ...]  # of its instances, the least first
+    deployments: list[Deployment]
+    use: float  # of its fullest instance
     ttft_p95_ms: Ratio  # of its slowest instance
     slo: Attainment | None  # of its worst class over the last hour, of those that were served here
 
@@ -87,40 +51,21 @@ class Endpoint:
         return self.states[InstanceState.READY]
 
     @property
-    def use(self) -> Ratio:
-        """Of its fullest instance."""
-        return self.uses[-1] if self.uses else None
-
-    @property
-    def coming(self) -> int:
-        return sum(self.states[state] for state in COMING)
-
-    @property
-    def status(self) -> str:
-        """The mark, by the names of instances' states: the worst that can be said of it."""
-        if self.coming:
-            return "loading"
+    def state(self) -> tuple[str, str]:
+        """Return the mark, by the names of instances' states, and the words beside it: the worst that can be said of it."""
+        coming, failed = sum(self.states[state] for state in COMING), self.states[InstanceState.FAILED]
+        if coming:
+            return "loading", f"{coming} starting"
+        if not self.ready and (self.least or failed):
+            return "failed", f"{failed} failed" if failed else "none ready"
         if not self.ready:
-            return "failed" if self.least or self.states[InstanceState.FAILED] else "stopped"
-        return "saturated" if (self.use or 0.0) > SATURATED else "ready"
+            return "stopped", "none"
+        return ("saturated", f"use {percent(self.use)}") if self.use > SATURATED else ("ready", "")
 
     @property
-    def said(self) -> str:
-        """The word next to the number; how long a start takes by now is counted on by the page."""
-        match self.status:
-            case "loading":
-                return f"{self.coming} starting"
-            case "failed":
-                return (
-                    f"{self.states[InstanceState.FAILED]} failed" if self.states[InstanceState.FAILED] else "none ready"
-                )
-            case "saturated":
-                return f"use {percent(self.use)}"
-        return "ready" if self.ready else "none"
-
-    @property
-    def usd_per_hour(self) -> float:
-        return self.load.usd_per_hour
+    def forecast_load(self) -> Ratio:
+        """Return the forecast's peak as a share of the capacity that there is now."""
+        return self.peak.mean / able if self.peak and (able := self.load.capacity_tokens_per_s) else None
 
 
 def sum_of_known(values: Iterable[Ratio]) -> Ratio:
@@ -130,18 +75,15 @@ def sum_of_known(values: Iterable[Ratio]) -> Ratio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRow:
-    """One model. *endpoints* are in the order of the page's regions, None where it is not deployed."""
+    """One model with its endpoints by region."""
 
     model: Model
-    endpoints: tuple[Endpoint | None, ...]
+    there: list[Endpoint]
     hardware: str
     estimated: bool  # whether a profile of its deployments is not measured
     present: bundles.Present
+    peak: ForecastWindow | None
     live: dict[str, Any]
-
-    @property
-    def there(self) -> list[Endpoint]:
-        return [endpoint for endpoint in self.endpoints if endpoint]
 
     @property
     def name(self) -> str:
@@ -156,12 +98,8 @@ class ModelRow:
         return sum(endpoint.most for endpoint in self.there)
 
     @property
-    def of_most(self) -> Ratio:
-        return self.ready / self.most if self.most else None
-
-    @property
     def usd_per_hour(self) -> float:
-        return sum(endpoint.usd_per_hour for endpoint in self.there)
+        return sum(endpoint.load.usd_per_hour for endpoint in self.there)
 
     @property
     def capacity(self) -> Ratio:
@@ -177,20 +115,12 @@ class ModelRow:
         return self.demand / self.capacity if self.demand is not None and self.capacity else None
 
     @property
-    def slo_met(self) -> Ratio:
-        return self.live.get("slo_met_ratio")
-
-    @property
-    def ttft_p95_ms(self) -> Ratio:
-        return self.live.get("ttft_p95_ms")
+    def forecast_load(self) -> Ratio:
+        return self.peak.mean / self.capacity if self.peak and self.capacity else None
 
     @property
     def below(self) -> bool:
         return bool(slo_level(self.live))
-
-    @property
-    def policy(self) -> str:
-        return self.present.title
 
     @property
     def about(self) -> str:
@@ -202,74 +132,127 @@ class ModelRow:
         return f"Based on {nearest.title}, with its own {own}."
 
 
-def regions() -> list[tuple[str, str]]:
-    """(name, title) of every region where something is deployed."""
-    active = Deployment.objects.filter(active=True, model__active=True, region__active=True)
-    return sorted(set(active.values_list("region__name", "region__title")))
-
-
-def model_rows(state: LiveState, now: datetime) -> list[ModelRow]:
-    """Every active model by name."""
-    models = list(Model.objects.filter(active=True).select_related("fallback").order_by("name"))
-    places = [name for name, _ in regions()]
-    deployments: dict[str, list[Deployment]] = defaultdict(list)
-    for row in Deployment.objects.filter(active=True, model__in=models, region__active=True).select_related(
-        "model", "region", "gpu_type"
-    ):
-        deployments[row.model.name].append(row)
-    presents = bundles.presents(models)
+def model_rows(state: LiveState, now: datetime, name: str = "") -> list[ModelRow]:
+    """Return every active model by name, or the one of that *name*."""
+    named = Model.objects.filter(active=True).select_related("fallback").order_by("name")
+    models = list(named.filter(name=name) if name else named)
+    active = Deployment.objects.filter(active=True, model__in=models, region__active=True)
+    deployments: dict[str, ByRegion] = defaultdict(lambda: defaultdict(list))
+    hardware: dict[str, set[str]] = defaultdict(set)
+    for row in active.select_related("model", "region", "gpu_type").order_by("region__title", "pk"):
+        deployments[row.model.name][row.region.name].append(row)
+        hardware[row.model.name].add(f"{row.tensor_parallel} {TIMES} {row.gpu_type.title}")
+    presents, expected = bundles.presents(models), peaks(now)
     estimated = set(PerformanceProfile.objects.filter(estimated=True).values_list("model__name", flat=True))
-    by_model = _endpoints(state, deployments, now)
+    endpoints = _endpoints(state, deployments, expected, now)
     return [
         ModelRow(
             model=model,
-            endpoints=tuple(by_model.get((model.name, place)) for place in places),
-            hardware=_hardware(deployments[model.name]),
+            there=endpoints[model.name],
+            hardware=" or ".join(sorted(hardware[model.name])) or "not deployed",
             estimated=model.name in estimated,
             present=presents[model.pk],
+            peak=expected.get(model.name),
             live=state.tile(model.name) or {},
         )
         for model in models
     ]
 
 
-def _hardware(deployments: Sequence[Deployment]) -> str:
-    kinds = sorted({f"{row.tensor_parallel} {TIMES} {row.gpu_type.title}" for row in deployments})
-    return " or ".join(kinds) or "not deployed"
-
-
 def _endpoints(
-    state: LiveState, deployments: dict[str, list[Deployment]], now: datetime
-) -> dict[tuple[str, str], Endpoint]:
-    """By (model, region)."""
-    rows = [row for of_model in deployments.values() for row in of_model]
+    state: LiveState, deployments: dict[str, ByRegion], expected: dict[Any, ForecastWindow], now: datetime
+) -> dict[str, list[Endpoint]]:
+    """Return the endpoints of each model."""
     of_deployment: dict[int, list[Instance]] = defaultdict(list)
-    for instance in Instance.objects.filter(deployment__in=rows):
+    for instance in Instance.objects.filter(deployment__model__name__in=deployments):
         of_deployment[instance.deployment_id].append(instance)
     live = {(row["model"], row["region"]): row for row in state.tables["endpoints"]}
-    loads = state.instance_rows()
-    measured = endpoint_loads(now)
-    served = attainments(now - SLO_OVER)
-    grouped: dict[tuple[str, str], list[Deployment]] = defaultdict(list)
-    for row in rows:
-        grouped[row.model.name, row.region.name].append(row)
-    endpoints = {}
-    for (model, region), group in grouped.items():
+    loads, measured = state.instance_rows(), endpoint_loads(now)
+    elsewhere, served = not_served_here(TOKENS, now, EVERY_CLASS), attainments(now - SLO_OVER)
+    endpoints: dict[str, list[Endpoint]] = defaultdict(list)
+    for place, group in [((name, region), rows) for name, own in deployments.items() for region, rows in own.items()]:
         here = [instance for row in group for instance in of_deployment[row.pk]]
         loaded = [loads[instance.pk] for instance in here if instance.pk in loads]
-        endpoints[model, region] = Endpoint(
-            key=f"{model} {region}",
-            region=region,
-            title=group[0].region.title,
-            least=sum(row.min_instances for row in group),
-            most=sum(row.max_instances for row in group),
-            states=Counter(instance.state for instance in here),
-            coming_since=min((row.state_changed_at for row in here if row.state in COMING), default=None),
-            load=measured[model, region],
-            live=live.get((model, region), {}),
-            deployments=tuple(group),
-            uses=tuple(sorted(each["use_ratio"] for each in loaded if each["use_ratio"] is not None)),
-            ttft_p95_ms=max((each["ttft_p95_ms"] for each in loaded if each["ttft_p95_ms"] is not None), default=None),
-            slo=worst(served.get((model, region), {}).values()),
+        endpoints[place[0]].append(
+            Endpoint(
+                region=place[1],
+                title=group[0].region.title,
+                least=sum(row.min_instances for row in group),
+                most=sum(row.max_instances for row in group),
+                states=Counter(instance.state for instance in here),
+                coming_since=min((row.state_changed_at for row in here if row.state in COMING), default=None),
+                load=measured[place],
+                not_here=elsewhere.get(place, NotServedHere()),
+                peak=expected.get(place),
+                live=live.get(place, {}),
+                deployments=group,
+                use=max((each["use_ratio"] or 0.0 for each in loaded), default=0.0),
+                ttft_p95_ms=max(filter(None, (each["ttft_p95_ms"] for each in loaded)), default=None),
+                slo=worst(served.get(place, {}).values()),
+            )
         )
     return endpoints
+
+
+def tiles(rows: Sequence[ModelRow]) -> dict[str, Any]:
+    """Return the numbers at the head, over all models."""
+    omitted = omitted_from_sums()
+    summed = [row for row in rows if row.name not in omitted]
+    return {
+        "models": len(rows),
+        "endpoints": sum(len(row.there) for row in rows),
+        "ready": sum(row.ready for row in rows),
+        "most": sum(row.most for row in rows),
+        "below": sorted((row for row in rows if row.below), key=lambda row: -(row.live["slo_burn"] or 0.0)),
+        "demand": sum_of_known(row.demand for row in summed),
+        "capacity": sum_of_known(row.capacity for row in summed),
+        "usd_per_hour": sum(row.usd_per_hour for row in rows),
+    }
+
+
+# One model
+
+
+class ClassService(NamedTuple):
+    """Attainment of a class over the last hour and day, and its promise in words."""
+
+    title: str
+    promise: str
+    hour: Attainment
+    day: Attainment
+
+
+def classes_of(model: str, now: datetime) -> list[ClassService]:
+    """Return every SLO class, including those without judged requests."""
+    hour, day = (
+        together(row for by_class in attainments(now - over, model=model).values() for row in by_class.values())
+        for over in (SLO_OVER, BUDGET_OVER)
+    )
+    rows = []
+    for row in SloClass.objects.all():
+        none = Attainment(row.name, 0, 0, row.percentile / 100)
+        rows.append(ClassService(row.title, promise_of(row), hour.get(row.name, none), day.get(row.name, none)))
+    return rows
+
+
+def promise_of(slo_class: SloClass) -> str:
+    """Return the promise of a class in words: "TTFT 1.00 s, ITL 200 ms"."""
+    targets = {name: getattr(slo_class, f"{name.lower()}_target_ms") for name in ("TTFT", "ITL", "E2E")}
+    words = [f"{name} {milliseconds(target)}" for name, target in targets.items() if target is not None]
+    if slo_class.deadline_s is not None:
+        words.append(f"done in {duration(slo_class.deadline_s)}")
+    return ", ".join(words) or "nothing promised"
+
+
+def adapters_served(model: Model) -> str:
+    """Say how many instances of *model* serve LoRA adapters, and what to do about the others."""
+    rows = Instance.objects.launched().filter(deployment__model=model).select_related("deployment")
+    instances = [row for row in rows if row.state != InstanceState.STOPPED]
+    if not Deployment.objects.filter(model=model, active=True, max_loras__gt=0).exists():
+        return (
+            "No deployment serves adapters: give one room for adapters on the GPU (engine settings), then roll it out."
+        )
+    able = sum(row.adapter_slots[0] > 0 for row in instances)
+    words = f"{able} of {len(instances)} instance{'s' * (len(instances) != 1)} serve{'s' * (able == 1)} adapters."
+    late = [row for row in instances if row.deployment.max_loras and not row.adapter_slots[0]]
+    return words + (f" {len(late)} started before that was set: roll the deployment out." if late else "")

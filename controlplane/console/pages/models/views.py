@@ -1,98 +1,132 @@
-"""Models: what is served where, within SLO, at what cost, and by which policy; a policy is switched here."""
+"""Models: the list, and the page of one with its demand and forecast, policy, engine settings and lengths."""
+
+from typing import Any
 
 from django.conf import settings
-from django.core.exceptions import ValidationError
-from django.http import HttpRequest, HttpResponseBase
+from django.http import Http404, HttpRequest, HttpResponseBase
 from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
-from controlplane.console.access.roles import fleet_role
-from controlplane.console.actions import ActionForm, action
-from controlplane.console.lists import list_page, viewer_of
+from controlplane.console.access.roles import fleet_role, may
+from controlplane.console.charts.demand import demand_chart, unforecast_words
+from controlplane.console.lists import list_page
 from controlplane.console.live.feed import feed
 from controlplane.console.live.views import live_context, of_charts
-from controlplane.console.pages.models.details import adapters_served, classes_of, parts_of
-from controlplane.console.pages.models.selectors import ModelRow, chart_of, model_rows, regions
-from controlplane.console.pages.models.tables import bundle_rows, tiles
+from controlplane.console.pages.models import lengths
+from controlplane.console.pages.models.forms import ENGINE
+from controlplane.console.pages.models.selectors import adapters_served, classes_of, model_rows, tiles
 from controlplane.console.pages.scaling.tables import bundle_choices
 from controlplane.events import since
 from controlplane.fleet import shards
-from controlplane.fleet.inventory import services as inventory
-from controlplane.fleet.models import Model, WeightedTarget
+from controlplane.fleet.models import Deployment, Model
+from controlplane.fleet.rollouts.selectors import statuses
+from controlplane.gateway import targets
+from controlplane.planning.models import PolicyMode, ScalingPolicy, mode_of
+from controlplane.planning.outlook import see
 from controlplane.planning.parts import PARTS
+from controlplane.planning.titles import title_of
+from controlplane.resources.filters import Filters, Select, every, last_hours
 from controlplane.resources.inventory import MODELS, TARGET_COMPARISONS
+from controlplane.resources.lengths import LENGTH_VERSIONS
+from controlplane.tuning.selectors import tuned
+from forecasting import models_extra
 from scheduling.scaling.schedule import WEEKDAYS
-
-
-def opened(request: HttpRequest, rows: list[ModelRow]) -> ModelRow | None:
-    """The row that the query string opens, if it is there."""
-    return next((row for row in rows if row.name == request.GET.get("open")), None)
 
 
 @require_safe
 @fleet_role(Role.VIEWER)
 def models(request: HttpRequest) -> HttpResponseBase:
     now, state = timezone.now(), feed.state()
-    drawn_after = str(since.newest())
-    every = model_rows(state, now)
-    filters, _ = MODELS.listed(viewer_of(request), request.GET, every)
-    rows = MODELS.arranged(every, filters)
-    one = opened(request, rows)
-    chart = chart_of(one.name, now) if one else None
-    if chart and (answer := of_charts(request, [chart], f"{request.GET['open']}-demand")) is not None:
-        return answer
-    if request.GET.get("format") == "csv":
-        return MODELS.csv(rows)
-    context = {
-        **live_context(state, "instances,events"),
-        "drawn_after": drawn_after,
-        "filters": filters,
-        "rows": rows,
-        "any_models": bool(every),
-        "regions": regions(),
-        "fleet": state.tile() or {},
-        "tiles": tiles(every),
-        "one": one,
-        "classes": classes_of(one.name, now) if one else [],
-        "parts": parts_of(one) if one else [],
-        "adapters_served": adapters_served(one.model) if one else "",
-        "chart": chart,
-        "schedules": one.model.schedules.select_related("region") if one else [],
-        "weekdays": WEEKDAYS,
-        "usual_zone": settings.TIME_ZONE,
-        "fallbacks": Model.objects.filter(active=True, task=one.model.task).exclude(pk=one.model.pk) if one else [],
-        "shards": sorted(shards.numbers()),
-        "together": shards.together(one.model)[1:] if one else [],
-        "bundles": bundle_choices([row.model for row in every]),
-        "bundle_rows": bundle_rows(every),
-        "part_titles": [part.title for part in PARTS],
-    }
-    return render(request, "console/models/models.html", context)
+    rows = model_rows(state, now)
+    return list_page(
+        request,
+        MODELS,
+        known=rows,
+        fleet=state.tile() or {},
+        tiles=tiles(rows),
+        versions=lengths.version_rows(now),
+        version_columns=LENGTH_VERSIONS.named(*LENGTH_VERSIONS.page),
+        version_actions=LENGTH_VERSIONS.actions if may(request, Role.OPERATOR) else "",
+        kinds=lengths.kinds(),
+        models_extra=models_extra.missing_for("An encoder"),
+    )
 
 
 @require_safe
 @fleet_role(Role.VIEWER)
-def targets(request: HttpRequest) -> HttpResponseBase:
-    """Weighted targets of public names, and how they compare."""
-    shared: dict[str, list[str]] = {}
-    for row in WeightedTarget.objects.filter(active=True):
-        shared.setdefault(row.name, []).append(f"{row.target} {row.weight:g}")
-    return list_page(request, TARGET_COMPARISONS, shared={name: ", ".join(its) for name, its in shared.items()})
+def model(request: HttpRequest, name: str) -> HttpResponseBase:
+    now, state = timezone.now(), feed.state()
+    drawn_after = str(since.newest())
+    row = next(iter(model_rows(state, now, name)), None)
+    if row is None:
+        raise Http404(f"There is no model {name}.")
+    filters = Filters(
+        request.GET,
+        Select("region", "Region", every("regions", [(each.region, each.title) for each in row.there])),
+        Select("hours", "Time range", last_hours(1, 6, 24, 72, 168), "6"),
+    )
+    outlook = see(name, filters["region"], int(filters["hours"]), now)
+    titles = {each.region: each.title for each in row.there}
+    chart = demand_chart(outlook, name, titles.get(filters["region"], ""), "large")
+    if (answer := of_charts(request, [chart], f"{name.replace('/', '-')}-{{}}")) is not None:
+        return answer
+    policy = ScalingPolicy.objects.filter(model=row.model).first()
+    context = {
+        **live_context(state, "instances,events"),
+        "drawn_after": drawn_after,
+        "filters": filters,
+        "row": row,
+        "model": row.model,
+        "chart": chart,
+        "outlook": outlook,
+        "short": unforecast_words(outlook) if outlook.unforecast and outlook.forecast else "",
+        "window_s": tuned().FORECAST_WINDOW_S,
+        "every_s": tuned().FORECAST_EVERY_S,
+        "classes": classes_of(name, now),
+        "lengths": lengths.line_of(name, now),
+        "parts": [(part, part.choice(row.present.values[part.name])) for part in PARTS],
+        "bundles": bundle_choices([row.model]),
+        "mode": PolicyMode(mode_of(policy)),
+        "autoscaler": title_of(policy.strategy) if policy else "",
+        **_shared(row.model),
+        "adapters_served": adapters_served(row.model),
+        "schedules": row.model.schedules.select_related("region"),
+        "weekdays": WEEKDAYS,
+        "usual_zone": settings.TIME_ZONE,
+        "fallbacks": Model.objects.filter(active=True, task=row.model.task).exclude(pk=row.model.pk),
+        "shards": sorted(shards.numbers()),
+        "together": shards.together(row.model)[1:],
+        **_deployments(name),
+    }
+    return render(request, "console/models/model.html", context)
 
 
-@action(Role.ADMIN, page="console:targets", unchanged="The weights stay")
-def share(form: ActionForm) -> str:
-    """Share the requests for a name among the targets that the form gives as `target weight, target weight`."""
-    name, weights = form.fields.get("name", "").strip(), {}
-    for each in filter(None, map(str.strip, form.fields.get("targets", "").split(","))):
-        target, _, weight = each.rpartition(" ")
-        try:
-            weights[target.strip()] = float(weight)
-        except ValueError:
-            raise ValidationError(f"{each!r} is no target with a weight, such as llama-8b 95.") from None
-    inventory.share(name, weights, form.user, form.reason)
-    if not weights:
-        return f"{name} is no longer shared."
-    return f"{name} is shared among {', '.join(weights)}; requests follow within a second."
+def _deployments(name: str) -> dict[str, Any]:
+    """Return the deployments with their engine settings, and the rollouts that need attention."""
+    standing, columns = statuses(model=name), [Deployment._meta.get_field(each) for each in ENGINE]
+    return {
+        "shown": [each for each in columns if any(getattr(status.deployment, each.name) for status in standing)],
+        "deployments": [
+            (each, each.deployment, [(column, getattr(each.deployment, column.name)) for column in columns])
+            for each in standing
+        ],
+        "rollouts": [each for each in standing if each.needs_attention],
+    }
+
+
+def _shared(model: Model) -> dict[str, Any]:
+    """Return the public names whose requests the model, or one of its adapters, shares with others."""
+    own = {model.name, *model.adapters.values_list("name", flat=True)}
+    every_target = targets.comparisons(timezone.now())
+    names = {each.name for each in every_target if each.target in own}
+    shared: dict[str, list[str]] = {name: [] for name in sorted(names)}
+    for each in every_target:
+        if each.name in shared:
+            shared[each.name].append(f"{each.target} {each.weight:g}")
+    return {
+        "targets": [each for each in every_target if each.name in names],
+        "target_columns": TARGET_COMPARISONS.named(*TARGET_COMPARISONS.page),
+        "shared": {name: ", ".join(given) for name, given in shared.items()},
+    }

@@ -1,11 +1,11 @@
 """The charts of the overview: time to first token, demand with its forecast and capacity, KV cache by instance."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from django.utils import timezone
 
 from controlplane.console.charts.cache import once
+from controlplane.console.charts.demand import EVERY_S, demand_and_capacity
 from controlplane.console.charts.spec import (
     MILLISECONDS,
     NO_SAMPLES,
@@ -24,8 +24,6 @@ from controlplane.console.formats import count, milliseconds, percent
 from controlplane.console.live import history, tiles
 from controlplane.console.live.history import Sample
 from controlplane.console.live.state import LiveState
-from controlplane.console.pages.models.selectors import EVERY_S, demand_and_capacity
-from controlplane.planning.forecasts.demand import TOKENS
 from controlplane.resources.filters import Filters
 from controlplane.resources.tables import Table
 
@@ -103,11 +101,10 @@ def overview_charts(state: LiveState, filters: Filters) -> list[Chart]:
 
     def build() -> list[Chart]:
         samples = history.latest(state.history, int(minutes))
-        demand = demand_and_capacity(model, TOKENS, timezone.now())
         names = [row["name"] for row in state.tables["instances"] if model in ("", row["model"])]
         return [
             time_to_first_token(samples, model),
-            replace(demand, key="demand", title="Demand, forecast and capacity", size=""),
+            demand_and_capacity(model, timezone.now(), size=""),
             kv_heat_map(samples, names),
         ]
 

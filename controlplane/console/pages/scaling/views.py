@@ -1,8 +1,5 @@
 """Scaling page: present and planned instances, reasons, moves, and each model's policy."""
 
-from dataclasses import replace
-from datetime import datetime
-
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
 from django.utils import timezone
@@ -10,16 +7,14 @@ from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role, may
-from controlplane.console.charts.spec import Chart
+from controlplane.console.charts.demand import demand_and_capacity
 from controlplane.console.live.feed import feed
 from controlplane.console.live.views import live_context, of_charts
-from controlplane.console.pages.models.selectors import demand_and_capacity
 from controlplane.console.pages.plans.cards import cards_of
 from controlplane.console.pages.scaling import tables
 from controlplane.events import since
 from controlplane.planning import selectors as planning
 from controlplane.planning.execution import strategies
-from controlplane.planning.forecasts.demand import TOKENS
 from controlplane.planning.models import PolicyMode
 from controlplane.planning.titles import title_of
 from controlplane.resources.filters import Filters, model_select
@@ -31,11 +26,6 @@ PLANS_SHOWN = 8
 MOVES_SHOWN = 8
 
 
-def demand_chart(model: str, now: datetime) -> Chart:
-    """Return demand, forecast, capacity and planned capacity of *model*, or of all (empty)."""
-    return replace(demand_and_capacity(model, TOKENS, now), key="demand")
-
-
 @require_safe
 @fleet_role(Role.VIEWER)
 def scaling(request: HttpRequest) -> HttpResponseBase:
@@ -44,7 +34,7 @@ def scaling(request: HttpRequest) -> HttpResponseBase:
     model = filters["model"]
     titles = place_titles()
     current = planning.current_plans()
-    asked = demand_chart(model, now)
+    asked = demand_and_capacity(model, now)
     if (answer := of_charts(request, [asked])) is not None:
         return answer
     matrix = tables.matrix(model, current, titles, now)

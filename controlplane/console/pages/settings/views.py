@@ -25,14 +25,14 @@ from controlplane.tuning.models import Setting
 from controlplane.tuning.selectors import Described
 
 PAGES: Final = {
-    "Forecasts of demand": "forecast",
+    "Forecasts of demand": "models",
     "Scaling plans": "plans",
     "Strategies and nightly simulations": "what-ifs",
     "Scaling thresholds": "scaling",
     "Routing and holding": "queues",
     "Endpoint policies": "models",
-    "Spot pool and weights": "spot",
-    "Output lengths": "lengths",
+    "Spot pool and weights": "fleet",
+    "Output lengths": "models",
 }
 """Page that shows what the settings of a group do, by its title."""
 

@@ -17,9 +17,10 @@ from pydantic import BaseModel
 from controlplane.applications.models import Application
 from controlplane.applications.selectors import graph_of
 from controlplane.console.formats import NONE
+from controlplane.fleet.models.hardware import region_title
 from controlplane.planning.titles import title_of
 from controlplane.simulation.whatif.changes.applying import parsed
-from controlplane.simulation.whatif.changes.base import ChangeError, region_title
+from controlplane.simulation.whatif.changes.base import ChangeError
 from controlplane.simulation.whatif.changes.demand import ApplicationChange, DemandChange, SloChange, TenantChange
 from controlplane.simulation.whatif.changes.policies import (
     PARTS,

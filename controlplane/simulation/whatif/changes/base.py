@@ -48,11 +48,6 @@ def known(field: str, name: str, names: Iterable[str], what: str) -> str:
     return name
 
 
-def region_title(name: str) -> str:
-    """Return `us-east` as "US East"."""
-    return " ".join(word.upper() if len(word) <= 2 else word.capitalize() for word in name.replace("_", "-").split("-"))
-
-
 def models_words(models: Sequence[str], values: Values) -> str:
     """Describe *models* of the scenario: their names, their number, or all."""
     count = len(values["models"])

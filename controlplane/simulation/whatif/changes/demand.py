@@ -4,6 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
+from controlplane.fleet.models.hardware import region_title
 from controlplane.simulation.whatif.changes.base import (
     Change,
     ChangeError,
@@ -11,7 +12,6 @@ from controlplane.simulation.whatif.changes.base import (
     clock,
     known,
     models_words,
-    region_title,
 )
 from scheduling.simulation.scenario.applications import MIXED, ApplicationOf
 from scheduling.simulation.scenario.demand import ClientOf

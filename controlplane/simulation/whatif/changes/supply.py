@@ -6,7 +6,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from controlplane.simulation.whatif.changes.base import Change, ChangeError, Values, clock, known, region_title
+from controlplane.fleet.models.hardware import region_title
+from controlplane.simulation.whatif.changes.base import Change, ChangeError, Values, clock, known
 
 AtLeast0 = Annotated[FiniteFloat, Field(ge=0)]
 Count = Annotated[int, Field(ge=0, le=100_000)]
