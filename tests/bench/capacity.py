@@ -6,13 +6,13 @@ three times their demand, all of it also without any one region.
 """
 
 import argparse
+import os
 import time
 from typing import Any
 
 import numpy as np
 
 from scheduling.planning.sizing import Sought, least, settle
-from tests.planning.drawn_capacity import drawn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +33,12 @@ def large(seed: int) -> Sought:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
+    import django
+
+    django.setup()
+    from tests.planning.drawn_capacity import drawn
+
     result: dict[str, Any] = {}
     for seed in range(options.fleets):
         began_s = time.perf_counter()
