@@ -123,14 +123,14 @@ def _of_rows(now: datetime, titles: Mapping[str, str]) -> Iterator[Problem]:
     """
     plans = ScalingPlan.objects.filter(status=PlanStatus.ADVICE, valid_until__gt=now).select_related("model")
     for plan in plans.order_by("pk"):
-        model, href = plan.model.name, f"/scaling/plans/{plan.pk}/"
+        model, href = plan.model.name, f"/scaling/?plan={plan.pk}"
         title = f"A plan for {model} waits for approval"
         words = f"The plan of {plan.strategy} can be approved until {plan.valid_until:%H:%M} UTC"
         yield Problem("plan", model, "warning", title, words, href, model, 4, plan.made_at)
     for each in flapping(now):
         by = ", ".join(f"{who.lower()} +{out} -{back}" for who, (out, back) in sorted(each.by.items()))
         words = f"{each.reversals} reversals in {span(FLAPPING_OVER.total_seconds())}: {by}"
-        href = _link("/scaling/moves/", each.model, each.region)
+        href = _link("/scaling/", each.model)
         title = f"Scaling of {each.model} in {titles.get(each.region, each.region)} flaps"
         subject, count = f"{each.model} in {each.region}", float(each.reversals)
         yield Problem("flapping", subject, "warning", title, words, href, each.model, 0.6, value=count)

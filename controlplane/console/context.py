@@ -53,9 +53,7 @@ MODELS = _entry("Models", "models", "m", "models", "model", "deploy", "deployed"
 QUEUES = _entry("Queues", "queues", "q", "queues")
 BATCHES = _entry("Batches", "batches", "b", "batches", "batch")
 APPLICATIONS = _entry("Applications", "applications", "a", "applications", "application", "run")
-SCALING = Entry("Scaling", "scaling", "s", (
-    Section("scaling", "Scaling"), Section("plans", "Plans", ("plan",)), Section("moves", "Moves"),
-))  # fmt: skip
+SCALING = Entry("Scaling", "scaling", "s", (Section("scaling", "Scaling"), Section("calendar", "Calendar")))
 WHAT_IF = _entry("What-if", "what-if", "w", "what-ifs", "what-if", "new-what-if")
 CAPACITY = _entry("Capacity", "capacity", "c", "capacity", "capacity-plan")
 USAGE = Entry("Usage and keys", "usage", "u", (Section("usage", "Usage"), Section("keys", "API keys")))

@@ -96,7 +96,7 @@ def act_on_run(action: RunAction, run: ApplicationRun, actor: User, reason: str)
 ACTIVATE = Operation(
     "activate",
     services.activate,
-    "It is offered again with the values that it had. Its instances are started one by one, or by the floor.",
+    "It is offered again with the values that it had. Its instances are started one by one, or by the safety autoscaler.",
     Role.ADMIN,
 )
 OFFERS = {

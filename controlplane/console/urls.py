@@ -20,7 +20,6 @@ from controlplane.console.pages.models import views as models
 from controlplane.console.pages.models.forms import change, train
 from controlplane.console.pages.overview import timeline
 from controlplane.console.pages.overview import views as overview
-from controlplane.console.pages.plans import views as plans
 from controlplane.console.pages.queues import views as queues
 from controlplane.console.pages.requests import views as requests
 from controlplane.console.pages.scaling import views as scaling
@@ -55,14 +54,14 @@ urlpatterns = [
     path("applications/", applications.applications, name="applications"),
     path("applications/<int:pk>/", applications.application, name="application"),
     path("applications/<int:pk>/graph.json", applications.export, name="application-graph"),
+    path("applications/<int:pk>/limits/", applications.limit_runs, name="limit-runs"),
     path("applications/import/", applications.import_graph, name="import-graph"),
     path("applications/runs/<int:pk>/", applications.run, name="run"),
     path("requests/", requests.requests, name="requests"),
     path("requests/<int:pk>/", requests.request_detail, name="request"),
     path("scaling/", scaling.scaling, name="scaling"),
-    path("scaling/plans/", plans.plans, name="plans"),
-    path("scaling/plans/<int:pk>/", plans.plan, name="plan"),
-    path("scaling/moves/", plans.moves, name="moves"),
+    path("scaling/calendar/", scaling.calendar, name="calendar"),
+    path("scaling/calendar/schedule/", scaling.schedule, name="schedule"),
     path("what-if/", what_if.what_ifs, name="what-ifs"),
     path("what-if/new", building.build, name="new-what-if"),
     path("what-if/traces/", building.upload, name="upload-trace"),

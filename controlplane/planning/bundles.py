@@ -1,6 +1,6 @@
 """Policy bundles (`scheduling.bundles`) of models, read from their rows; switching writes the rows."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -8,11 +8,13 @@ from django.db.models import Model as Row
 
 from controlplane.fleet.models import Deployment, Model
 from controlplane.planning.models import ScalingPolicy
+from controlplane.planning.parts import unavailable_reasons
 from controlplane.tuning.models import Setting
 from controlplane.tuning.selectors import Values, tuned
 from controlplane.tuning.selectors import read as read_settings
 from scheduling.bundles import BUNDLES, SAID, Bundle
 from scheduling.policy import KNOBS
+from scheduling.policy import SETTINGS as DECLARED
 
 HELD: Final = {name: KNOBS[name].knob for name in SAID}
 COLUMNS: Final = {knob.column.name: name for name, knob in HELD.items() if knob.column is not None}
@@ -124,3 +126,56 @@ def _values(
     }
     in_force = settings.given(model.name)
     return values | {name: in_force[name] for name in SETTINGS}
+
+
+WORDS = {
+    "routing_policy": "router",
+    "ordering_policy": "order",
+    "strategy": "autoscaler",
+    "parameters": "parameters",
+    "FORECASTER": "forecaster",
+    "PLAN_DEMAND": "demand planned for",
+    "NIW_RELEASE": "release of held requests",
+    "PLAN_NIW_BUFFER": "room for deferred work",
+    "SPOT_DONATE": "spot pool",
+    **{name: declared.knob.title for name, declared in DECLARED.items()},
+}
+"""Names of the settings in a bundle, for readers."""
+
+
+def choices(models: Sequence[Model]) -> dict[int, dict[str, Any]]:
+    """Return by the key of each of *models* its bundle, and each bundle with its changes from now."""
+    return {
+        key: {
+            "title": present.title,
+            "name": present.name,
+            "differs": "" if present.name != CUSTOM else _changes(present, present.nearest, "has"),
+            "nearest": present.nearest.title,
+            "choices": [
+                {
+                    "name": each.name,
+                    "title": each.title,
+                    "about": each.about,
+                    "changes": _changes(present, each),
+                    "unavailable_reason": unavailable_reasons(values_of(each)),
+                }
+                for each in BUNDLES.values()
+            ],
+        }
+        for key, present in presents(models).items()
+    }
+
+
+def _changes(present: Present, bundle: Bundle, of: str = "") -> str:
+    """Describe the changes of *bundle*: "router preserve instead of least_delay"; for a custom one, its values."""
+    said = []
+    for each in present.differences(bundle):
+        first, second = (each.present, each.bundled) if of else (each.bundled, each.present)
+        said.append(f"{WORDS[each.what]} {_said(first)} instead of {_said(second)}")
+    return ", ".join(said)
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {number:g}" for name, number in value.items()) or "its own"
+    return str(value) or "in use"

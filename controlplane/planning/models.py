@@ -50,14 +50,14 @@ class Forecast(models.Model):
 class PolicyMode(models.TextChoices):
     """Treatment of the advice of a model's strategy."""
 
-    OFF = "off", "Off: only the reactive floor"
-    SHADOW = "shadow", "Shadow: plans are made and compared, never carried out"
+    OFF = "off", "Off: only the safety autoscaler"
+    SHADOW = "shadow", "Simulated only: plans are made and compared, never carried out"
     ASK = "ask", "Ask: an operator approves each plan"
-    AUTO = "auto", "Auto: the strategy follows plans by itself"
+    AUTO = "auto", "Auto: the autoscaler follows plans by itself"
 
 
 class ScalingPolicy(models.Model):
-    """Scaling policy of one model. A model without one has only the reactive floor."""
+    """Scaling policy of one model. A model without one has only the safety autoscaler."""
 
     model = models.OneToOneField(Model, on_delete=models.CASCADE, related_name="scaling_policy")
     strategy = models.CharField(max_length=40, default="reactive", help_text="A name in `scheduling.scaling`.")
@@ -90,6 +90,8 @@ def mode_of(policy: ScalingPolicy | None) -> PolicyMode:
     return PolicyMode.OFF if policy is None else PolicyMode(policy.mode)
 
 
+PLANNER = "planner"
+"""Who decided about plans that no operator decided about."""
 WHAT_IF = "what_if"
 """Strategy of plans proposed from a what-if's chosen future.
 
@@ -106,14 +108,14 @@ class PlanStatus(models.TextChoices):
     why. A shadow plan is only compared.
     """
 
-    ADVICE = "advice", "Advice"
-    SHADOW = "shadow", "Shadow"
+    ADVICE = "advice", "Awaiting approval"
+    SHADOW = "shadow", "Simulated only"
     APPROVED = "approved", "Approved"
     IN_PROGRESS = "in_progress", "In progress"
-    IN_FORCE = "in_force", "In force"
-    CARRIED_OUT = "carried_out", "Carried out"
+    IN_FORCE = "in_force", "Active"
+    CARRIED_OUT = "carried_out", "Done"
     REJECTED = "rejected", "Rejected"
-    SUPERSEDED = "superseded", "Superseded"
+    SUPERSEDED = "superseded", "Replaced"
     EXPIRED = "expired", "Expired"
 
 
@@ -135,7 +137,7 @@ class ScalingPlan(models.Model):
         help_text="By region and GPU type: region, gpu_type, present, target, demand_tokens_per_s, reason; once approved,"
         " left (instances still to be added, or below 0 taken away) and obstacle.",
     )
-    binding = models.JSONField(default=list, help_text="The rows that bind, in words.")
+    binding = models.JSONField(default=list, help_text="The limits reached, in words.")
     cost_usd_per_hour_before = models.FloatField(default=0.0)
     cost_usd_per_hour_after = models.FloatField(default=0.0)
     solver = models.CharField(max_length=40, blank=True)
@@ -159,9 +161,9 @@ class ScalingPlan(models.Model):
 class MoveSource(models.TextChoices):
     """Origin of a move."""
 
-    FLOOR = "floor", "Reactive floor"
-    PLAN = "plan", "Plan"
-    STRATEGY = "strategy", "Strategy between plans"
+    FLOOR = "floor", "Safety autoscaler"
+    PLAN = "plan", "Planner"
+    STRATEGY = "strategy", "Autoscaler"
     OPERATOR = "operator", "Operator"
 
 

@@ -17,6 +17,7 @@ from controlplane.planning.capacity import EndpointLoad, Place, capabilities, ca
 from controlplane.planning.forecasts import demand, selectors
 from controlplane.planning.forecasts.demand import DEFERRED, EVERY_CLASS, TOKENS
 from controlplane.planning.forecasts.selectors import Accuracy, ForecastWindow, Series
+from controlplane.planning.forecasts.services import HOUR_S, by_hour
 from controlplane.planning.models import Forecast, PlanStatus, ScalingPlan
 from controlplane.tuning.selectors import tuned
 
@@ -81,20 +82,25 @@ class Outlook:
         return selectors.forecast_failure(self.now) if self.forecast is None or self.stale else None
 
 
-def see(model: str, region: str, hours: float, now: datetime) -> Outlook:
-    """Return the outlook of *model* in *region* over the last *hours* and as far as is forecast; empty names are all."""
+def see(model: str, region: str, hours: float, now: datetime, hours_ahead: int = 0) -> Outlook:
+    """Return the outlook of *model* in *region* over the last *hours* and as far as is forecast; empty names are all.
+
+    For *hours_ahead* there is a forecast by hour beyond those by window that plans follow.
+    """
     forecasts = _forecasts(model, region, now)
     newest = forecasts[0] if forecasts else None
     window_s = newest.window_s if newest else tuned().FORECAST_WINDOW_S
     since = now - timedelta(hours=hours)
     expected = summed(selectors.tracks([row for row in forecasts if row.window_s == window_s], since))
     until = expected[-1].start + timedelta(seconds=window_s) if expected else now
-    starts = selectors.grid(since, max(until, now), window_s)
+    further = by_hour(model, region, now, hours_ahead) if hours_ahead else []
+    starts = selectors.grid(since, max(until, now + timedelta(hours=hours_ahead)), window_s)
     end = demand.last_complete(now, window_s)
     over = [start for start in starts if start < end]  # requests of the others are still being counted
     actual = selectors.demand(model, region, TOKENS, over, window_s, EVERY_CLASS)
     counted = {start: value for start, value in zip(over, actual, strict=True) if start >= since}
     by_start = {window.start: window for window in expected}
+    hourly = {window.start: window for window in further if window.start + timedelta(seconds=HOUR_S) > until}
     stride = -(-len(starts) // POINTS)
     shown = starts[(len(starts) - 1) % stride :: stride]
     by_over = dict(zip(over, actual, strict=True))
@@ -108,7 +114,7 @@ def see(model: str, region: str, hours: float, now: datetime) -> Outlook:
         window_s=window_s,
         now=now,
         actual=[by_over.get(start) for start in shown],
-        expected=[by_start.get(start) for start in shown],
+        expected=[by_start.get(start) or hourly.get(demand.window_start(start, HOUR_S)) for start in shown],
         capacity=capacity + [None] * (len(shown) - len(capacity)),
         planned=_planned(model, region, now, loads) if known else None,
         scheduled=_scheduled(model, region, starts[0], starts[-1] + timedelta(seconds=window_s)),

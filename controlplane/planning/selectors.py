@@ -6,10 +6,10 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 
 from django.db.models import QuerySet
-from django.utils import timezone
 
 from controlplane.fleet.models import Instance, Model
 from controlplane.planning.models import (
+    PLANNER,
     WHAT_IF,
     MoveSource,
     PlanStatus,
@@ -43,6 +43,13 @@ def instances_by_place() -> dict[tuple[str, str, str], Counter[str]]:
 # Plans
 
 
+def last_approved() -> QuerySet[ScalingPlan]:
+    """Return each model's last plan that an operator approved: what can be undone."""
+    states = (PlanStatus.APPROVED, PlanStatus.IN_PROGRESS, PlanStatus.CARRIED_OUT)
+    by_operators = ScalingPlan.objects.filter(status__in=states).exclude(decided_by__in=("", PLANNER))
+    return newest_of_each(by_operators, "model")
+
+
 def plans(model: str = "") -> QuerySet[ScalingPlan]:
     """Return plans of *model* (empty: all), newest first."""
     return narrowed(ScalingPlan.objects.select_related("model").order_by("-pk"), model__name=model)
@@ -71,18 +78,16 @@ def waiting_plans() -> list[ScalingPlan]:
     )
 
 
-def plan_strategies() -> list[str]:
-    """Return every strategy that has made a plan, for filter choices."""
-    return list(ScalingPlan.objects.order_by("strategy").values_list("strategy", flat=True).distinct())
+def replaced_by(plan: ScalingPlan) -> ScalingPlan | None:
+    """Return the newest plan of its model if that came in the place of *plan*; None while *plan* stands, or was decided."""
+    if plan.status not in (PlanStatus.SUPERSEDED, PlanStatus.EXPIRED):
+        return None
+    return plans(plan.model.name).filter(pk__gt=plan.pk).exclude(strategy=WHAT_IF).first()
 
 
 def moves(model: str = "") -> QuerySet[ScalingMove]:
     """Return moves of *model* (empty: all), newest first."""
     return narrowed(ScalingMove.objects.select_related("plan").order_by("-pk"), model=model)
-
-
-def moves_since(since: datetime, model: str = "") -> int:
-    return moves(model).filter(at__gte=since).count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +119,3 @@ def policies() -> list[tuple[Model, ScalingPolicy | None]]:
     """Return every active model with its policy, by name; None where only the reactive floor scales it."""
     rows = Model.objects.filter(active=True).select_related("scaling_policy").order_by("name")
     return [(row, getattr(row, "scaling_policy", None)) for row in rows]
-
-
-def hours_ago(hours: float) -> datetime:
-    return timezone.now() - timedelta(hours=hours)

@@ -4,6 +4,7 @@ Approval is stored as a row, which the scaling loop reads within seconds. Planne
 `execution` (approved plans, strategies between plans, instances).
 """
 
+from datetime import timedelta
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -15,11 +16,16 @@ from controlplane.events.audit import record_change, record_creation, snapshot
 from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model
-from controlplane.planning import bundles, parts
-from controlplane.planning.execution import plan_rollout
-from controlplane.planning.models import PlanStatus, ScalingPlan, ScalingPolicy
+from controlplane.planning import bundles, parts, selectors
+from controlplane.planning.execution import executor, plan_rollout
+from controlplane.planning.models import WHAT_IF, PlanStatus, ScalingPlan, ScalingPolicy
+from controlplane.planning.plans import load_now
+from controlplane.planning.plans.load_now import LoadNow
 from controlplane.tuning import services as settings
 from scheduling.bundles import BUNDLES
+
+UNDO_FOR = timedelta(hours=1)
+"""Time in which instances that are missing are started again."""
 
 
 @transaction.atomic
@@ -39,6 +45,37 @@ def approve(plan: ScalingPlan, actor: User, reason: str = "") -> ScalingPlan:
 def reject(plan: ScalingPlan, actor: User, reason: str = "") -> ScalingPlan:
     """Reject *plan*. Raises ActionError unless it is valid advice."""
     return _decide(plan, _to_decide(plan, "rejected"), PlanStatus.REJECTED, actor, reason)
+
+
+@transaction.atomic
+def undo(plan: ScalingPlan, actor: User, reason: str) -> str:
+    """Move instances back to what there was before *plan*, by a plan that is approved at once.
+
+    Raises ActionError unless *plan* is the last of its model that an operator approved, and if the load of now forbids it.
+    """
+    if not selectors.last_approved().filter(pk=plan.pk).exists():
+        raise ActionError(f"Plan {plan.pk} is not the last that was approved for {plan.model}")
+    back = [
+        {name: row[name] for name in ("region", "gpu_type")}
+        | {"present": executor.present(plan.model.name, row["region"], row["gpu_type"]), "target": row["present"]}
+        | {"demand_tokens_per_s": row.get("demand_tokens_per_s"), "reason": f"as before plan {plan.pk}"}
+        for row in plan.targets
+    ]
+    values = {"targets": back, "inputs": plan.inputs}
+    now = timezone.now()
+    if below := load_now.read(now).get(plan.model.name, LoadNow()).above(values):
+        raise ActionError(below)
+    made = ScalingPlan.objects.create(
+        **values,
+        model=plan.model,
+        strategy=WHAT_IF,
+        valid_until=now + UNDO_FOR,
+        cost_usd_per_hour_before=plan.cost_usd_per_hour_after,
+        cost_usd_per_hour_after=plan.cost_usd_per_hour_before,
+        note=f"Undoes plan {plan.pk}",
+    )
+    approve(made, actor, reason)
+    return f"Plan {made.pk} undoes plan {plan.pk}: instances of {plan.model} go back to what they were."
 
 
 @transaction.atomic
@@ -160,11 +197,14 @@ def supersede_open(model: Model) -> int:
 def _to_decide(plan: ScalingPlan, wanted: str) -> ScalingPlan:
     """Return the locked row of *plan*. Raises ActionError unless it is advice for a time that is not over."""
     row = ScalingPlan.objects.select_for_update(of=("self",)).select_related("model").get(pk=plan.pk)
+    newer = selectors.replaced_by(row)
+    instead = f" Plan {newer.pk} came in its place." if newer else ""
     if row.status != PlanStatus.ADVICE:
         status = row.get_status_display().lower()
-        raise ActionError(f"This plan for {row.model} is {status}; only advice can be {wanted}.")
+        raise ActionError(f"Plan {row.pk} for {row.model} is {status} and cannot be {wanted}.{instead}")
     if row.valid_until <= timezone.now():
-        raise ActionError(f"This plan for {row.model} was for the time until {row.valid_until:%F %H:%M} UTC.")
+        until = f"{row.valid_until:%F %H:%M} UTC"
+        raise ActionError(f"Plan {row.pk} for {row.model} was for the time until {until}.{instead}")
     return row
 
 

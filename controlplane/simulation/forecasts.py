@@ -158,8 +158,10 @@ class ExpectedDemand:
     """Share of the deferred work that plans of each endpoint have room for; None: all of it."""
     over_s: float = 3600.0
     """Time over which the rate of deferred work is measured."""
-    seen: dict[tuple[int, float], tuple[float, float]] = field(default_factory=dict)
-    """Cache of rates and CVs."""
+    guarded: bool = True
+    """Whether no plan goes below the load of now, as live; the papers' plans follow the forecast alone."""
+    seen: dict[tuple[int, float], tuple[float, float, float]] = field(default_factory=dict)
+    """Cache of rates, CVs and loads of now."""
 
     def at(self, now_s: float, follows: Mapping[str, PlansFor]) -> Demand:
         """Return the demand that plans which are made for *follows*, by model, expect at *now_s*."""
@@ -169,6 +171,8 @@ class ExpectedDemand:
             if (at, known_s) not in self.seen:
                 share = 1.0 if self.shares is None else self.shares[at]
                 beta = share * self.other.rate(at, known_s, self.over_s)
-                self.seen[at, known_s] = beta, self.asked.arrival_cv(at, known_s)
+                asked, other = (each.rate(at, known_s, RECENT_MINUTES * MINUTE_S) for each in (self.asked, self.other))
+                now = asked + share * other if self.guarded else 0.0
+                self.seen[at, known_s] = beta, self.asked.arrival_cv(at, known_s), now
             of[key] = EndpointDemand.of(*self.bands(at, now_s), follows[key[0]], *self.seen[at, known_s])
         return Demand(now_s // self.window_s * self.window_s, self.window_s, of)

@@ -133,7 +133,7 @@ def _expected(staged: Stage, settings: Mapping[Endpoint, Any]) -> ExpectedDemand
         return prompt, output
 
     seen = cached(asked.digest() + others.digest() + repr((shares, over_s)).encode())
-    return ExpectedDemand(cluster.endpoints, window_s, bands, asked, others, before_s, shares, over_s, seen)
+    return ExpectedDemand(cluster.endpoints, window_s, bands, asked, others, before_s, shares, over_s, seen=seen)
 
 
 def _finite(band: Band) -> Band:

@@ -67,6 +67,8 @@ class EndpointDemand:
     """CV of its arrivals (`bursts.arrival_cv`)."""
     mean: Floats | None = None
     """Mean forecast; the margin of `kept` and `soon` above it covers forecast error. None: no margin."""
+    now_tokens_per_s: float = 0.0
+    """What is asked for now, deferred work included: no plan takes the endpoint below it."""
 
     @property
     def expected(self) -> Floats:
@@ -80,12 +82,13 @@ class EndpointDemand:
         plans_for: PlansFor,
         beta_tokens_per_s: float = 0.0,
         cv: float = POISSON_CV,
+        now_tokens_per_s: float = 0.0,
     ) -> "EndpointDemand":
         """Return the demand that a strategy with *plans_for* plans for, from the forecasts of prompt and output tokens."""
         plans_for = plans_for.at(unevenness(cv))
         kept, soon = (prompt.level(towards) + output.level(towards) for towards in (plans_for.kept, plans_for.soon))
         mean = prompt.level(0.0) + output.level(0.0)
-        return cls(kept, soon, prompt.level(plans_for.kept), beta_tokens_per_s, cv, mean)
+        return cls(kept, soon, prompt.level(plans_for.kept), beta_tokens_per_s, cv, mean, now_tokens_per_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +258,8 @@ def make_plan(now_s: float, inputs: PlanInputs) -> FleetPlan:
     }
 
     horizon_s = max(max(horizon_ends_s.values(), default=0.0) - now_s, demand.window_s)
-    planned = problem_of(fleet, kept, beta, theta, horizon_s, settings.epsilon, fixed)
+    load = _load_now(demand, capability, shares)
+    planned = problem_of(fleet, kept, beta, theta, horizon_s, settings.epsilon, fixed, load)
     plan = solve(planned.problem, gap=settings.gap, time_limit_s=settings.time_limit_s)
     targets = plan.by_endpoint
     two_plans = {model for model in fleet.models if model in follows and follows[model].two_plans}
@@ -376,6 +380,15 @@ def with_reserve(
     return needed
 
 
+def _load_now(
+    demand: Demand, capability: Mapping[tuple[str, str], Capability], shares: Mapping[str, float]
+) -> dict[Endpoint, float]:
+    """Return the capacity that serves what is asked for now, with the reserve that forecasts have."""
+    now = {end: replace(each, kept=np.array([each.now_tokens_per_s]), mean=None) for end, each in demand.of.items()}
+    needed = _with_reserve(lambda each: each.kept, replace(demand, of=now), capability, shares)
+    return {endpoint: float(rates[0]) for endpoint, rates in needed.items()}
+
+
 def _windows_ahead(now_s: float, demand: Demand, plans_for: PlansFor, period_s: float) -> slice:
     """Return the windows of a plan made at *now_s*: those that begin within its
     horizon, or before its successor exists.
@@ -406,7 +419,7 @@ def _by_capability(
     needed = 0
     for prompt, total in zip(demand.prompt[ahead].tolist(), demand.kept[ahead].tolist(), strict=True):
         share = prompt / total if total > 0 else 0.5
-        with_beta = total + demand.beta_tokens_per_s
+        with_beta = max(total + demand.beta_tokens_per_s, demand.now_tokens_per_s)
         try:
             able = capability[model, gpu_type]
             count = instances_needed(able, share * with_beta, (1 - share) * with_beta, demand.cv)

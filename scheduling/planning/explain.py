@@ -30,16 +30,19 @@ def binding_rows(plan: Plan) -> list[str]:
     for i, model in enumerate(problem.models):
         need, able = float(problem.need_total_tokens_per_s[i]), float(served[i].sum())
         if binds(able, float(smallest[i].min()), need):
-            rows.append(f"{model}, all regions: peak demand is {_rate(need)}, capacity {_rate(able)}")
+            what = "what is asked for now needs" if need <= problem.load_tokens_per_s[i].sum() else "peak demand is"
+            rows.append(f"{model}, all regions: {what} {_rate(need)}, capacity {_rate(able)}")
     for i, j in np.ndindex(counts.shape):
         name = f"{problem.models[i]} in {problem.regions[j]}"
         able = float(served[i, j])
         if binds(able, float(smallest[i, j]), float(problem.need_tokens_per_s[i, j])):
             share, peak = problem.epsilon[i, j], float(problem.peak_tokens_per_s[i, j])
-            rows.append(
-                f"{name}: {share:.0%} of its peak of {_rate(peak)} must be served in the region,"
-                f" where capacity is {_rate(able)}"
-            )
+            what = f"{share:.0%} of its peak of {_rate(peak)} must be served in the region"
+            if share * peak < problem.guarded_tokens_per_s[i, j]:
+                what = (
+                    f"what is asked for now needs {_rate(float(problem.load_tokens_per_s[i, j]))}, and no plan goes below it"
+                )
+            rows.append(f"{name}: {what}, where capacity is {_rate(able)}")
         if 0 < counts[i, j] == problem.min_instances[i, j]:
             rows.append(f"{name}: at its minimum of {_count(counts[i, j])}")
         if 0 < counts[i, j] == problem.max_instances[i, j]:

@@ -126,10 +126,11 @@ def problem_of(
     horizon_s: float,
     epsilon: float,
     fixed: Mapping[Endpoint, int] | None = None,
+    load_tokens_per_s: Mapping[Endpoint, float] | None = None,
 ) -> Planned:
     """The planning problem for the next *horizon_s*. Raises ValueError, naming the field, for numbers that cannot be.
 
-    Demand and buffer are by endpoint, capability by (model, GPU type). *fixed* endpoints have that many instances,
+    Demand, buffer and load are by endpoint, capability by (model, GPU type). *fixed* endpoints have that many instances,
     whatever their demand: only where they run is sought.
     """
     pool_of = fleet.pools()
@@ -143,7 +144,7 @@ def problem_of(
     unbounded = np.zeros(shape[1:], np.int64)
     price, machine_s = np.zeros(shape[2]), np.zeros(shape[2])
     start_s, pull_s = np.zeros((shape[0], shape[2])), np.zeros(shape[:2])
-    buffer = np.zeros(shape[:2])
+    buffer, load = np.zeros(shape[:2]), np.zeros(shape[:2])
     for place, row in fleet.deployments.items():
         model, region, gpu_type = place
         i, j, k = models.index(model), regions.index(region), pool_at[region, gpu_type]
@@ -171,6 +172,7 @@ def problem_of(
             least[i, j] = most[i, j] = min(max(fixed[model, region], least[i, j]), most[i, j])
             continue
         buffer[i, j] = buffer_tokens_per_s.get((model, region), 0.0)
+        load[i, j] = (load_tokens_per_s or {}).get((model, region), 0.0)
     problem = Problem(
         models=models,
         regions=regions,
@@ -197,6 +199,7 @@ def problem_of(
         weights_local=pull_s == 0.0,
         epsilon=np.array(epsilon),
         buffer_tokens_per_s=buffer,
+        load_tokens_per_s=load,
     )
     return Planned(problem, pool_at)
 

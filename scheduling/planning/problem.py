@@ -129,6 +129,8 @@ class Problem:
     """(l, r) of (0, 1]: share of its own peak demand that a region must be able to serve."""
     buffer_tokens_per_s: NDArray[np.float64] = field(default_factory=lambda: np.array(0.0))
     """beta (l, r): room for non-interactive work, added to every window. See `capacity.niw_buffer`."""
+    load_tokens_per_s: NDArray[np.float64] = field(default_factory=lambda: np.array(0.0))
+    """(l, r): what serves the load of now. No region is taken below it, and all together serve its sum."""
     survives_loss: bool = False
     """Whether all regions' demand must be served without any one region."""
     waived: "Shortage | None" = None
@@ -156,6 +158,7 @@ class Problem:
             "gpus": ((n, g), True),
             "epsilon": ((n, r), False),
             "buffer_tokens_per_s": ((n, r), False),
+            "load_tokens_per_s": ((n, r), False),
         }
         for name, (shape, whole) in shapes.items():
             object.__setattr__(self, name, _array(name, getattr(self, name), shape, whole))
@@ -200,15 +203,21 @@ class Problem:
         return np.asarray(self.demand_tokens_per_s.max(axis=2) + self.buffer_tokens_per_s)
 
     @cached_property
+    def guarded_tokens_per_s(self) -> NDArray[np.float64]:
+        """Return (l, r): the load of now, as far as present instances serve it."""
+        return np.asarray(np.minimum(self.load_tokens_per_s, self.served_tokens_per_s(self.instances)))
+
+    @cached_property
     def need_tokens_per_s(self) -> NDArray[np.float64]:
-        """Return (l, r): what a region must be able to serve itself: epsilon of its peak."""
-        need = np.asarray(self.epsilon * self.peak_tokens_per_s)
+        """Return (l, r): what a region must be able to serve itself: epsilon of its peak, and `guarded_tokens_per_s`."""
+        need = np.asarray(np.maximum(self.epsilon * self.peak_tokens_per_s, self.guarded_tokens_per_s))
         return need if self.waived is None else np.maximum(need - self.waived.own_region_tokens_per_s, 0.0)
 
     @cached_property
     def need_total_tokens_per_s(self) -> NDArray[np.float64]:
-        """Return (l,): what all regions together must be able to serve: the highest window of their total demand."""
+        """Return (l,): what all regions together must be able to serve: their highest window, and the load of now."""
         need = np.asarray(self.demand_tokens_per_s.sum(axis=1).max(axis=1) + self.buffer_tokens_per_s.sum(axis=1))
+        need = np.asarray(np.maximum(need, self.load_tokens_per_s.sum(axis=1)))
         return need if self.waived is None else np.maximum(need - self.waived.total_tokens_per_s, 0.0)
 
     @cached_property

@@ -71,22 +71,28 @@ def floor_move(at: int, view: EndpointView, floor: Floor = FLOOR, *, served_else
     """
     if view.instances < view.min_instances:
         missing = view.min_instances - view.instances
-        return move(at, view, missing, f"Floor: below its minimum of {view.min_instances}", Mover.FLOOR)
+        return move(at, view, missing, f"Safety autoscaler: below its minimum of {view.min_instances}", Mover.FLOOR)
     cooled = view.since_change_s >= floor.cooldown_s
     if not view.ready:
         asked_for = view.waiting or (view.tokens_per_s > 0 and cooled)
         # As many as what waits fills: one after the other, the last would come many starts late.
         needed = max(1, math.ceil(view.waiting / (view.requests_at_once or math.inf))) if asked_for else 0
         wanted = max(0, needed - view.coming) if not served_elsewhere else 0
-        why = f"Floor: {view.model} is asked for and no instance of it is ready anywhere"
+        why = f"Safety autoscaler: {view.model} is asked for and no instance of it is ready anywhere"
         return move(at, view, wanted, why, Mover.FLOOR)
     if cooled and view.waiting and view.short_instances > view.coming:
         count = f"{view.short_instances} more instance{'s' if view.short_instances > 1 else ''}"
-        return move(at, view, 1, f"Floor: no order of the queue is in time without {count}", Mover.FLOOR)
+        return move(at, view, 1, f"Safety autoscaler: no order of the queue is in time without {count}", Mover.FLOOR)
     if not cooled or view.use * view.ready / view.instances <= floor.above:
         return None
     on_the_way = f", {soon_words(view)}" if view.coming else ""
-    return move(at, view, 1, f"Floor: {use_words(view).lower()}{on_the_way}, above {percent(floor.above)}", Mover.FLOOR)
+    return move(
+        at,
+        view,
+        1,
+        f"Safety autoscaler: {use_words(view).lower()}{on_the_way}, above {percent(floor.above)}",
+        Mover.FLOOR,
+    )
 
 
 def floor_moves(views: Sequence[EndpointView], floors: Floors) -> list[Move]:
@@ -113,10 +119,12 @@ def _alone_move(at: int, view: EndpointView, rule: Reactive, now_s: float, memor
         memory.pop(key, None)
     delta, why = reactive_wish(view, rule.within(view), easy_s) if view.ready else (0, "")
     if delta <= 0 and spare:
-        return move(at, view, spare, f"Floor: {too_many[:1].lower()}{too_many[1:]}", Mover.FLOOR, drains=False)
+        return move(
+            at, view, spare, f"Safety autoscaler: {too_many[:1].lower()}{too_many[1:]}", Mover.FLOOR, drains=False
+        )
     if delta < 0 and view.since_ready_s < GRACE_S:
         return None
-    return move(at, view, delta, f"Floor: {why[:1].lower()}{why[1:]}", Mover.FLOOR)
+    return move(at, view, delta, f"Safety autoscaler: {why[:1].lower()}{why[1:]}", Mover.FLOOR)
 
 
 @dataclass(kw_only=True)

@@ -57,6 +57,16 @@ class Rule:
             day += timedelta(1)
 
 
+def clock_changes(zone: str, from_s: float, until_s: float) -> Iterator[tuple[float, float]]:
+    """Yield (moment, seconds that clocks of *zone* are put forward, below 0 back) of each change, to the hour."""
+    at_s, offset = from_s // 3600 * 3600, ZoneInfo(zone).utcoffset
+    while at_s < until_s:
+        before, after = (offset(datetime.fromtimestamp(each, ZoneInfo(zone))) for each in (at_s, at_s + 3600))
+        at_s += 3600
+        if before != after and before is not None and after is not None:
+            yield at_s, (after - before).total_seconds()
+
+
 def _read(field: str, read: Callable[[str], Read], text: str) -> Read:
     try:
         return read(text)

@@ -41,6 +41,7 @@ REASON = {"reason": "a test"}
 
 # Values such as `INSTANCE` are replaced by what the test's world has.
 CONSOLE = {
+    "timeline": Reach(VIEWER),
     "overview": Reach(VIEWER),
     "fleet": Reach(VIEWER),
     "bulk": Reach(OPERATOR, {}, {"instance": "INSTANCE_ID", "verb": "drain"} | REASON),
@@ -74,14 +75,18 @@ CONSOLE = {
     "applications": Reach(TENANT),
     "application": Reach(TENANT, {"pk": "APPLICATION"}, owned=True),
     "application-graph": Reach(TENANT, {"pk": "APPLICATION"}, owned=True),
+    "limit-runs": Reach(MANAGER, {"pk": "APPLICATION"}, REASON, owned=True),
     "import-graph": Reach(MANAGER, {}, {"tenant": "acme"}, owned=True),
     "run": Reach(TENANT, {"pk": "RUN"}, owned=True),
     "requests": Reach(TENANT),
     "request": Reach(TENANT, {"pk": "REQUEST"}, owned=True),
     "scaling": Reach(VIEWER),
-    "plans": Reach(VIEWER),
-    "plan": Reach(VIEWER, {"pk": "PLAN"}),
-    "moves": Reach(VIEWER),
+    "calendar": Reach(VIEWER),
+    "schedule": Reach(
+        ADMIN,
+        {},
+        {"name": "night", "model": "llama-3.1-8b", "instances": "1", "begins": "22:00", "ends": "06:00"} | REASON,
+    ),
     "change-model policy": Reach(
         OPERATOR, {"pk": "MODEL_ID", "form": "policy"}, {"strategy": "reactive", "mode": "off"} | REASON
     ),
@@ -124,7 +129,7 @@ CONSOLE = {
             ("maintenance", "MAINTENANCE", ("end",), OPERATOR, False),
             ("models", "MODEL_ID", ("retire", "activate"), ADMIN, False),
             ("nodes", "NODE_ID", ("cordon", "uncordon", "maintenance"), OPERATOR, False),
-            ("plans", "PLAN", ("approve", "reject"), OPERATOR, False),
+            ("plans", "PLAN", ("approve", "reject", "undo"), OPERATOR, False),
             ("regions", "REGION_ID", ("cordon", "uncordon", "maintenance"), OPERATOR, False),
             ("shards", "SHARD_ID", ("hand-over",), OPERATOR, False),
             ("stock", "STOCK_ID", ("pull",), OPERATOR, False),
@@ -214,6 +219,7 @@ REST = {
     "list_runs": Reach(SIGNED_IN, key=True),
     "get_run": Reach(TENANT, {"run_id": "RUN"}, owned=True, key=True),
     "get_application_graph": Reach(TENANT, {"application_id": "APPLICATION"}, owned=True, key=True),
+    "limit_application_runs": Reach(MANAGER, {"application_id": "APPLICATION"}, REASON, owned=True),
     "import_application_graph": Reach(MANAGER, {}, {"tenant": "acme", "graph": {"version": 0}}, owned=True),
     "act_on_application_run": Reach(OPERATOR, {"run_id": "RUN", "action": "first"}, REASON),
     "list_settings": Reach(VIEWER),

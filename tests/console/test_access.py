@@ -12,8 +12,7 @@ FLEET_PAGES = (
     "timeline",
     "models",
     "scaling",
-    "plans",
-    "moves",
+    "calendar",
     "events",
 )
 TENANT_PAGES = ("usage", "requests", "keys", "api-docs")

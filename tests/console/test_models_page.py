@@ -159,30 +159,20 @@ def test_bounds_are_changed_together_or_not_at_all(two_regions, client, fleet_ad
     assert Deployment.objects.get(pk=east.pk).max_instances == 3
 
 
-def test_a_minimum_is_scheduled_drawn_and_deleted(two_regions, client, fleet_admin, operator):
+def test_a_scheduled_minimum_is_shown_and_drawn(two_regions, client, fleet_admin):
     model = Model.objects.get()
-    url, reason = reverse("console:change-model", args=[model.pk, "schedule"]), {"reason": "office hours"}
-    given = {"name": "office", "instances": "3", "region": "us-east", "begins": "08:00", "ends": "18:00", **reason}
-    client.force_login(operator)
-    assert client.post(url, given).status_code == 403  # as bounds
     client.force_login(fleet_admin)
-    wrong = given | {"time_zone": "Berlin"}
-    assert "There is no time zone &#x27;Berlin&#x27;" in client.post(url, wrong, follow=True).content.decode()
-    days = {"on-mon": "on", "on-fri": "on", "time_zone": "Europe/Berlin", "except_on": "2026-12-25"}
-    assert "keeps at least 3 by the schedule office" in client.post(url, given | days, follow=True).content.decode()
-    row = ScheduledMinimum.objects.get()
-    assert (row.region.name, row.weekdays, row.rule.zone) == ("us-east", "mon fri", "Europe/Berlin")
-    shown = page(client, model.name)
-    for words in ("3 in US East, mon fri 08:00 to 18:00 Europe/Berlin, not on 2026-12-25",):
+    ScheduledMinimum.objects.create(
+        name="office", model=model, instances=3, weekdays="mon fri", begins="08:00", ends="18:00",
+        time_zone="Europe/Berlin", except_on="2026-12-25",
+    )  # fmt: skip
+    row, shown = ScheduledMinimum.objects.get(), page(client, model.name)
+    for words in ("3 in each region, mon fri 08:00 to 18:00 Europe/Berlin, not on 2026-12-25", "#schedule"):
         assert words in shown
     row.weekdays, row.except_on, row.begins, row.ends = "", "", "00:00", "00:00"
     row.save()
     steps = outlook._scheduled(model.name, "", timezone.now(), timezone.now() + timedelta(hours=1))
     assert [value for _, value in steps] == [0.0, 0.0]  # no plan has valued an instance
-    gone = reverse("console:change-model", args=[model.pk, "unschedule"])
-    answer = client.post(gone, {"schedule": "office", **reason}, follow=True).content.decode()
-    assert "The schedule office of llama-3.1-8b is deleted." in answer
-    assert [event.reason for event in Event.objects.filter(kind__startswith="scheduled")] == ["office hours"] * 2
 
 
 def drawn_before(page, address):
@@ -215,7 +205,9 @@ def test_no_dialog_overwrites_unseen(two_regions, client, fleet_admin, form, val
         values["ordering_policy"] = "priority"
     client.force_login(fleet_admin)
     address = reverse("console:change-model", args=[model.pk, form])
-    shown = reverse("console:scaling") if form == "policy" else reverse("console:model", args=[model.name])
+    shown = reverse("console:model", args=[model.name])
+    if form == "policy":
+        shown = f"{reverse('console:scaling')}?open={model.name}"
 
     def save(page):
         answer = client.post(address, values | {"drawn_after": drawn_before(page, address)}, follow=True)

@@ -15,6 +15,7 @@ from controlplane.events.models import Event
 from controlplane.fleet.models import Deployment, Instance, Swap, SwapGroup
 from controlplane.lengths.models import LengthVersion, VersionState
 from controlplane.lengths.services import promote
+from controlplane.planning.models import ScalingPlan
 from tests.console import planning_rows
 from tests.console.test_pages import text_of
 
@@ -119,6 +120,15 @@ def test_a_plan_is_decided(do, make_instance, language_model):
     assert "is approved." in do("plans", plans[1], "approve")
     assert "is rejected." in do("plans", planning_rows.plan(language_model, plans[0].made_at, "advice"), "reject")
     assert Event.objects.get(kind="plan.approved").subject_id == str(plans[1].pk)
+    plans[1].refresh_from_db()
+    assert "is not the last that was approved" in do("plans", plans[0], "undo")
+    said = do("plans", plans[1], "undo")
+    back = ScalingPlan.objects.order_by("pk").last()
+    assert f"Plan {back.pk} undoes plan {plans[1].pk}" in said
+    assert (back.status, back.decided_by) == ("approved", "fleet-admin")
+    assert [(row["present"], row["target"]) for row in back.targets] == [(1, 1)]
+    plans[1].refresh_from_db()
+    assert plans[1].status == "superseded"
 
 
 def test_a_length_version_is_decided(do, monkeypatch):

@@ -20,7 +20,6 @@ from controlplane.resources.instances import INSTANCES
 from controlplane.resources.inventory import MODELS
 from controlplane.resources.jobs import JOBS
 from controlplane.resources.keys import KEYS
-from controlplane.resources.plans import MOVES, PLANS
 from controlplane.resources.requests import REQUESTS
 from controlplane.resources.resource import Resource
 from controlplane.resources.settings import SETTINGS
@@ -31,8 +30,6 @@ PAGES = {
     "events": EVENTS,
     "alerts": ALERTS,
     "keys": KEYS,
-    "plans": PLANS,
-    "moves": MOVES,
     "batches": BATCHES,
     "fleet": INSTANCES,
     "system": JOBS,

@@ -34,9 +34,8 @@ PAGES = {
 }
 PLANNING = {
     "scaling": "/scaling/",
-    "plans": "/scaling/plans/",
-    "plan": "/scaling/plans/{plan}/",
-    "moves": "/scaling/moves/",
+    "plan": "/scaling/?plan={plan}",
+    "calendar": "/scaling/calendar/",
     "models": "/models/",
     "model": "/models/llama-3.1-8b/",
     "model-tables": "/models/llama-3.1-8b/?table=demand&hours=1",

@@ -54,7 +54,7 @@ def test_the_floor_starts_none_that_an_operator_stopped(two, operator):
     assert Instance.objects.count() == 2, "and no other is made in its place"
 
 
-@pytest.mark.parametrize("actor", ["reactive floor", "strategy pilothouse", "planner", "swap", "rollout"])
+@pytest.mark.parametrize("actor", ["safety autoscaler", "autoscaler pilothouse", "planner", "swap", "rollout"])
 def test_only_an_operator_starts_it(two, operator, actor):
     stop_by_hand(two[0], operator)
     with pytest.raises(ActionError, match=r"is held by .*do not start"):
@@ -62,7 +62,7 @@ def test_only_an_operator_starts_it(two, operator, actor):
     services.start(two[0], operator, "the update is done")
     two[0].refresh_from_db()
     assert (two[0].held, two[0].state) == ("", S.PROVISIONING)
-    services.stop(two[1], "reactive floor", "little is asked for")
+    services.stop(two[1], "safety autoscaler", "little is asked for")
     two[1].refresh_from_db()
     assert two[1].held == "", "what scaling stops is not held"
 
@@ -81,7 +81,7 @@ def test_nothing_is_started_where_it_is_cordoned(make_instance, deployment, node
     assert "nothing is started there" in services.cordon(place, operator, "cooling fails")
     with pytest.raises((executor.Refused, executor.Waits)):
         executor.add(*PLACE, WHY)
-    for actor in ("strategy pilothouse", operator):
+    for actor in ("autoscaler pilothouse", operator):
         with pytest.raises(ActionError, match=r"is cordoned by .*cooling fails"):
             services.start(Instance.objects.get(pk=here.pk), actor, "more is needed")
     with pytest.raises(ActionError, match="cordoned already"):
@@ -142,7 +142,7 @@ def test_no_swap_to_a_held_one_but_an_operators(make_instance, deployment, node,
     Instance.objects.filter(pk=asleep.pk).update(state=S.STOPPED, held="ada, broken weights")
     asleep.refresh_from_db()
     with pytest.raises(ActionError, match="is held by ada"):
-        swaps.request(asleep, "reactive floor", "its queue waits")
+        swaps.request(asleep, "safety autoscaler", "its queue waits")
     [seen] = inventory.read().swap_groups
     assert asleep.name not in {one.name for one in seen.members}
     assert swaps.request(asleep, operator, "mended").instance == asleep

@@ -65,7 +65,7 @@ def test_loading_for_long_is_no_settled_life(make_instance):
 def test_an_operators_start_resets_the_count(make_instance, operator):
     by_hand, by_floor = make_instance(state=S.FAILED, failures=5), make_instance(state=S.FAILED, failures=5)
     services.start(by_hand, operator, "the driver is replaced")
-    services.start(by_floor, "reactive floor", "below the minimum")
+    services.start(by_floor, "safety autoscaler", "below the minimum")
     assert [Instance.objects.get(pk=row.pk).failures for row in (by_hand, by_floor)] == [0, 5]
 
 

@@ -311,7 +311,7 @@ class TestFailure:
         world.begin(max_num_seqs=7, min_instances=2)
         while not Instance.objects.filter(state=S.FAILED).exists():
             world.step()
-        services.start(Instance.objects.get(state=S.FAILED), "reactive floor", "below its minimum")
+        services.start(Instance.objects.get(state=S.FAILED), "safety autoscaler", "below its minimum")
         advance_rollouts()
         assert world.newest().state == RolloutState.FAILED
         assert "out of memory" in world.newest().message

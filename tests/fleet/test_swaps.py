@@ -402,7 +402,7 @@ class TestGateway:
         asked = [len(list(wants.wanted())) for clock.now_s in (0.0, 1.0, 6.0)]
         assert asked == [1, 0, 1]
         swap = rows.swap.__wrapped__(world.rows["b"].pk, "2 requests wait")
-        assert (swap.instance, swap.actor) == (world.rows["b"], "reactive floor")
+        assert (swap.instance, swap.actor) == (world.rows["b"], "safety autoscaler")
         assert rows.swap.__wrapped__(world.rows["c"].pk, "x") is None
 
 

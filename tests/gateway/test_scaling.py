@@ -162,8 +162,8 @@ class TestLoad:
         assert [call[1:] for call in launcher.calls if call[0] == "start"] == [("m-east-1", "scaling")]
         ((delta, reason, source),) = await of(ScalingMove.objects, "delta", "reason", "source")
         assert (delta, source) == (1, "floor")
-        assert reason.startswith("Floor: use is ")
-        assert await of(Event.objects.filter(kind="scaling.added"), "actor") == [("reactive floor",)]
+        assert reason.startswith("Safety autoscaler: use is ")
+        assert await of(Event.objects.filter(kind="scaling.added"), "actor") == [("safety autoscaler",)]
         assert await of(InstanceCommand.objects, "verb", "state") == [("start", "done")]
         await release(managed, sent)
         await until(lambda: any(call[0] == "stop" for call in launcher.calls[2:]), 20)
@@ -183,7 +183,7 @@ class TestLoad:
         assert await of(ScalingMove.objects.order_by("pk"), "delta") == [(1,), (-1,)]
         assert "start" not in {call[0] for call in launcher.calls}
         ((reason,),) = await of(Event.objects.filter(kind="scaling.removed"), "reason")
-        assert reason.startswith("Floor: without 1 of 1 starts, use would be 0%")
+        assert reason.startswith("Safety autoscaler: without 1 of 1 starts, use would be 0%")
         assert (await managed.chat()).status == 200
 
     async def test_a_slow_launcher_holds_up_no_request(self, managed, launcher):
@@ -260,7 +260,7 @@ class TestTheMinimum:
         await until(lambda: managed.gateway.dispatching.topology.fleet.accepting.sum() == 1, WITHIN_S)
         assert (await managed.chat()).status == 200
         (move,) = await of(ScalingMove.objects, "delta", "instance", "reason")
-        assert move == (1, "m-0", "Floor: below its minimum of 1: 0 → 1 instances, on free GPUs.")
+        assert move == (1, "m-0", "Safety autoscaler: below its minimum of 1: 0 → 1 instances, on free GPUs.")
         assert await database_sync_to_async(Instance.objects.count)() == 1
 
     @pytest.mark.nightly
@@ -319,5 +319,5 @@ class TestWhatItSees:
         assert await of(ScalingMove.objects, "pk") == []
         ((reason, actor),) = await of(refused, "reason", "actor")
         assert "does not know how to start one" in reason
-        assert actor == "reactive floor"
+        assert actor == "safety autoscaler"
         await release(served, sent)

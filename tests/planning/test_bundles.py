@@ -4,7 +4,6 @@ import pytest
 from channels.db import database_sync_to_async
 from django.core.exceptions import ValidationError
 
-from controlplane.console.pages.scaling.tables import WORDS
 from controlplane.events.models import Event
 from controlplane.fleet.models import Deployment, Model
 from controlplane.planning import bundles, parts, services
@@ -142,4 +141,4 @@ class TestParts:
 
 
 def test_the_page_names_everything_that_a_bundle_sets():
-    assert set(bundles.SET) <= WORDS.keys()
+    assert set(bundles.SET) <= bundles.WORDS.keys()

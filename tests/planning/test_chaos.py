@@ -224,7 +224,7 @@ def test_a_stalled_instance_continues(stack: RunningStack, address: Address) -> 
         address,
         """
         from controlplane.fleet.models import InstanceCommand
-        print(InstanceCommand.objects.filter(actor="reactive floor", state="pending").count())
+        print(InstanceCommand.objects.filter(actor="safety autoscaler", state="pending").count())
         """,
     )
     assert left == "0"

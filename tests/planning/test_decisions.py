@@ -10,6 +10,7 @@ from controlplane.events.models import Event
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.planning import services
 from controlplane.planning.models import PlanStatus, PolicyMode, ScalingPlan, ScalingPolicy
+from controlplane.planning.plans import load_now
 
 pytestmark = pytest.mark.django_db
 
@@ -55,11 +56,29 @@ class TestPlans:
     @pytest.mark.parametrize("decide", [services.approve, services.reject])
     def test_only_advice_is_decided_about(self, make_plan, operator, status, decide):
         plan = make_plan(status)
-        with pytest.raises(ActionError, match=f"is {status.label.lower()}; only advice can be"):
+        with pytest.raises(ActionError, match=f"is {status.label.lower()} and cannot be"):
             decide(plan, operator)
         plan.refresh_from_db()
         assert plan.status == status
         assert not Event.objects.exists()
+
+    def test_it_is_not_undone_where_less_would_be_left_than_is_asked_for(
+        self, make_plan, make_instance, operator, language_model, monkeypatch
+    ):
+        for _ in range(3):
+            make_instance()
+        plan = make_plan(targets=[{"region": "us-east", "gpu_type": "a100-80gb", "present": 1, "target": 3}])
+        plan.inputs = {"capability_tokens_per_s": {"a100-80gb": {"used": 1000.0}}}
+        plan.save()
+        services.approve(plan, operator)
+        monkeypatch.setattr(load_now, "read", lambda now: {language_model.name: load_now.LoadNow(1500.0)})
+        with pytest.raises(ActionError, match="Below the load now: 1,000 tok/s as planned, 1,500 needed now"):
+            services.undo(plan, operator, "a test")
+        monkeypatch.setattr(load_now, "read", lambda now: {language_model.name: load_now.LoadNow(900.0)})
+        services.undo(plan, operator, "a test")
+        back = ScalingPlan.objects.first()
+        assert (back.status, back.note) == (PlanStatus.APPROVED, f"Undoes plan {plan.pk}")
+        assert [(row["present"], row["target"]) for row in back.targets] == [(3, 1)]
 
     @pytest.mark.sql
     def test_a_second_operator_reads_that_the_first_was_faster(self, make_plan, operator):

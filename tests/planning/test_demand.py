@@ -94,7 +94,7 @@ class TestDemand:
         make_minutes(120)
         make_minutes(60, prompt=6_000, output=0, slo_class="flexible")
         series = demand.read(NOW - timedelta(days=1), NOW, 60)
-        assert series.deferred(PLACE, demand.deferred_over_s()) == pytest.approx(rate)
+        assert series.rate(PLACE, demand.deferred_over_s(), demand.DEFERRED) == pytest.approx(rate)
 
     def test_what_can_wait_is_counted_once_in_a_plan_and_what_takes_the_rest_never(self, make_minutes, settings):
         for name, kind in (("flexible", SloKind.NON_INTERACTIVE), ("idle", SloKind.OPPORTUNISTIC)):
@@ -109,7 +109,7 @@ class TestDemand:
         assert set(selectors.demand(*PLACE, Quantity.PROMPT, starts, 60)) == {1000.0}
         assert selectors.demand_now(Quantity.PROMPT, NOW) == {PLACE: 1000.0}
         assert selectors.demand_now(Quantity.PROMPT, NOW, "idle") == {PLACE: 100_000.0}
-        assert series.deferred(PLACE, 600.0) == pytest.approx(100_000.0)
+        assert series.rate(PLACE, 600.0, demand.DEFERRED) == pytest.approx(100_000.0)
         of_group = {"": 1000.0, demand.DEFERRED: 100_000.0, demand.EVERY_CLASS: 101_000.0}
         for group, rate in of_group.items():
             assert selectors.demand_now(Quantity.PROMPT, NOW, group) == {PLACE: rate}

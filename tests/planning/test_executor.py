@@ -41,7 +41,7 @@ class TestAdding:
         assert InstanceCommand.objects.get().instance == row
         assert (move.delta, move.source, move.gpu_type) == (1, "strategy", "a100-80gb")
         event = Event.objects.get(kind="scaling.added")
-        assert (event.subject, event.actor, event.reason) == (row.name, "strategy reactive", "a test asks for it")
+        assert (event.subject, event.actor, event.reason) == (row.name, "autoscaler reactive", "a test asks for it")
         assert event.inputs == {"use": 0.9, "how": "new"}
 
     def test_the_nearest_method_comes_first(self, make_instance, deployment, django_capture_on_commit_callbacks):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from controlplane.console.pages.plans.cards import card_of
+from controlplane.console.pages.scaling.cards import card_of
 from controlplane.fleet.models import Node, SloClass
 from controlplane.planning import services
 from controlplane.planning.forecasts.services import make_forecasts
@@ -62,7 +62,7 @@ def test_a_proposal_below_the_load_of_now_says_so_in_its_note_and_where_it_is_ap
     (row,) = make_plans(NOW)
     assert (row.status, [(one["present"], one["target"]) for one in row.targets]) == (PlanStatus.ADVICE, [(3, 1)])
     card = card_of(row, {}, NOW)
-    assert ("Below the load now" in row.note, "40 requests waiting" in card.below) == (waits > 0, waits > 0)
+    assert ("Below the load now" in row.note, "40 requests waiting" in card["below"]) == (waits > 0, waits > 0)
     load = load_now.read(NOW)[PLACE[0]]
     assert (load.interactive, load.deferred, load.waiting.requests) == (pytest.approx(110.0), 0.0, waits)
 

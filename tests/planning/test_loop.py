@@ -155,10 +155,16 @@ FLOOR, STRATEGY = MoveSource.FLOOR, MoveSource.STRATEGY
 @pytest.mark.parametrize(
     ("policy", "shown", "source", "delta", "reason"),
     [
-        ("", FULL, FLOOR, 1, "Floor: use is 120% with 4 waiting, above 70%: 2 → 3 instances, on free GPUs."),
-        ("", {"use": 0.75}, FLOOR, 1, "Floor: use is 75%, above 70%"),
+        (
+            "",
+            FULL,
+            FLOOR,
+            1,
+            "Safety autoscaler: use is 120% with 4 waiting, above 70%: 2 → 3 instances, on free GPUs.",
+        ),
+        ("", {"use": 0.75}, FLOOR, 1, "Safety autoscaler: use is 75%, above 70%"),
         ("", {"use": 0.5}, FLOOR, 0, ""),
-        ("", {"use": 0.1}, FLOOR, -1, "Floor: use is 10%, below 30%"),
+        ("", {"use": 0.1}, FLOOR, -1, "Safety autoscaler: use is 10%, below 30%"),
         ("reactive", {"use": 0.75}, STRATEGY, 1, "Use is 75%, above 70%: 2 → 3 instances, on free GPUs."),
         ("reactive", {"use": 0.1}, STRATEGY, -1, "Use is 10%, below 30% for 60 s: 2 → 1 instances."),
         ("pilothouse", {"use": 0.75}, STRATEGY, 0, ""),
@@ -167,7 +173,7 @@ FLOOR, STRATEGY = MoveSource.FLOOR, MoveSource.STRATEGY
             {"use": 0.5, "waiting": 2, "short_instances": 2},
             FLOOR,
             1,
-            "Floor: no order of the queue is in time",
+            "Safety autoscaler: no order of the queue is in time",
         ),
         ("lt_i", {"use": 0.5}, STRATEGY, 0, ""),
     ],
@@ -478,7 +484,7 @@ def test_flapping_raises_an_alert(fleet_of):
             reason="a test",
         )  # fmt: skip
     (flapping,) = selectors.flapping(timezone.now())
-    assert (flapping.reversals, flapping.by) == (4, {"Strategy between plans": (0, 3), "Reactive floor": (2, 0)})
+    assert (flapping.reversals, flapping.by) == (4, {"Autoscaler": (0, 3), "Safety autoscaler": (2, 0)})
     (problem,) = read_known(timezone.now()).problems
     assert problem.title == f"Scaling of {MODEL} in US East flaps"
     ScalingMove.objects.update(at=timezone.now() - timedelta(hours=1))

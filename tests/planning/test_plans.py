@@ -7,6 +7,7 @@ import pytest
 
 from controlplane.events.models import Event
 from controlplane.fleet.models import Deployment, Node, SloClass
+from controlplane.gateway.models import MinuteRow
 from controlplane.planning import selectors as planning
 from controlplane.planning import services
 from controlplane.planning.forecasts.services import make_forecasts
@@ -242,6 +243,7 @@ class TestPlans:
         settings.PLAN_EVERY_S = 60.0
         policy(language_model, PolicyMode.SHADOW, "preserve")
         theta = make_plans(NOW)[0].inputs["capability_tokens_per_s"]["a100-80gb"]["used"]
+        MinuteRow.objects.filter(minute__gte=NOW - timedelta(minutes=11)).update(prompt_tokens=60, output_tokens=12)
         for quantity, share in (("prompt", 0.8), ("output", 0.2)):
             mean = [share * theta * n for n in (0.5, 1.5, 2.9, 2.9, 2.9)]
             assert Forecast.objects.filter(slo_class="", quantity=quantity).update(mean=mean, upper_80=mean)
@@ -251,6 +253,20 @@ class TestPlans:
         assert row.inputs["demand_of"]["by_capability"]
         policy(language_model, PolicyMode.SHADOW, "lt_ua")
         assert make_plans(NOW)[0].targets[0]["target"] == 3
+
+    def test_a_forecast_below_the_load_of_now_takes_nothing_away(self, busy, language_model, make_instance, node):
+        """Two and a half instances are asked for, and a tenth of one is expected."""
+        for _ in range(2):
+            make_instance(node=node)
+        policy(language_model, PolicyMode.SHADOW)
+        for row in Forecast.objects.filter(slo_class=""):
+            row.mean = row.upper_80 = [value / 25 for value in row.mean]
+            row.save()
+        (row,) = make_plans(NOW)
+        assert [(target["present"], target["target"]) for target in row.targets] == [(3, 3)]
+        assert any("what is asked for now needs" in limit for limit in row.binding)
+        MinuteRow.objects.filter(minute__gte=NOW - timedelta(minutes=11)).update(prompt_tokens=60, output_tokens=12)
+        assert make_plans(NOW)[0].targets[0]["target"] == 1
 
     def test_an_approved_plan_that_the_next_repeats_continues(self, busy, language_model, operator):
         policy(language_model, PolicyMode.ASK)

@@ -276,16 +276,16 @@ async def test_a_burst_brings_a_second_server_and_a_release_lets_it_finish(
     # All of it is written down, with who and why.
     added, removed = await values_of(ScalingMove.objects, "source", "delta", "instance", "reason")
     assert added[:3] == ("floor", 1, SECOND)
-    assert added[3].startswith("Floor: use is 1")
+    assert added[3].startswith("Safety autoscaler: use is 1")
     assert removed == ("strategy", -1, SECOND, "use is low")
     of_second = Event.objects.filter(subject=SECOND)
     assert await values_of(of_second, "kind", "actor", "reason") == [
-        ("instance.start_requested", "reactive floor", added[3]),
-        ("scaling.added", "reactive floor", added[3]),
+        ("instance.start_requested", "safety autoscaler", added[3]),
+        ("scaling.added", "safety autoscaler", added[3]),
         ("instance.moved", "fleet worker", added[3]),
         ("instance.moved", "gateway", "health check passed"),
-        ("instance.moved", "strategy reactive", "use is low"),
-        ("scaling.removed", "strategy reactive", "use is low"),
+        ("instance.moved", "autoscaler reactive", "use is low"),
+        ("scaling.removed", "autoscaler reactive", "use is low"),
         ("instance.stop_requested", "planner", "drained: nothing runs on it"),
         ("instance.moved", "fleet worker", "drained: nothing runs on it"),
     ]

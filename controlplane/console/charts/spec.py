@@ -17,7 +17,7 @@ from controlplane.console.formats import NONE
 from controlplane.resources.tables import Table
 
 HEIGHT, TALL_HEIGHT = 196, 220  # px, with and without a legend above
-HEIGHTS = {"large": 320, "medium": 248}
+HEIGHTS = {"large": 320, "medium": 248, "calendar": 420}
 DASHES = {"dot": "2 3", "dash": "7 4", "dashdot": "7 3 1 3", "longdash": "11 4"}  # SVG dash patterns
 STYLES = (("s1", "solid"), ("s2", "dash"), ("s3", "dot"), ("s4", "dashdot"), ("s5", "longdash"), ("s6", "solid"))
 SHADES = [[0.0, "var(--sunken)"], [1.0, "var(--s1)"]]  # in either theme, full is prominent and empty is not
@@ -179,6 +179,8 @@ class Chart:
     size: str = ""  # "large" for the main chart of a page, or "medium"
     hover: str = "x unified"
     shapes: Sequence[Settings] = ()  # further shapes, as in plotly
+    layout: Settings = field(default_factory=dict)  # further settings of it
+    opens: str = ""  # the dialog that dragging over the time axis opens
 
     @property
     def script_id(self) -> str:
@@ -250,7 +252,7 @@ class Chart:
             line = {"color": "var(--border-strong)", "width": 1}
             at = local(self.now)
             shapes.append({"type": "line", "yref": "paper", "x0": at, "x1": at, "y0": 0, "y1": 1, "line": line})
-        return merged(LAYOUT, changes | ({"shapes": shapes} if shapes else {}))
+        return merged(merged(LAYOUT, changes | ({"shapes": shapes} if shapes else {})), self.layout)
 
     def payload(self) -> dict[str, Any]:
         """Return the message that redraws the chart."""

@@ -56,7 +56,7 @@ def subject_href(event: Event) -> str | None:
         case "instance":
             return instance_href(event.subject_id)
         case "scalingplan":
-            return reverse("console:plan", args=[event.subject_id])
+            return f"{reverse('console:scaling')}?plan={event.subject_id}"
         case "deployment":
             return deployment_href(event.subject_id)
         case "jobrow":

@@ -185,7 +185,7 @@ class Setting:
             return expected.prompt.band(at, now_s), expected.output.band(at, now_s)
 
         of, shares = (expected.interactive, expected.other), [niw_share] * len(streams)
-        demand = ExpectedDemand(streams, expected.prompt.window_s, bands, *of, BEFORE_S, shares)
+        demand = ExpectedDemand(streams, expected.prompt.window_s, bands, *of, BEFORE_S, shares, guarded=False)
 
         def inputs_at(now_s: float, views: Sequence[EndpointView]) -> PlanInputs:
             deployments = {

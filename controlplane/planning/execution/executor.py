@@ -38,6 +38,7 @@ from controlplane.fleet.spot import selectors as spot_selectors
 from controlplane.fleet.spot import services as spot
 from controlplane.fleet.swaps import times
 from controlplane.planning.json_values import plain
+from controlplane.planning.models import PLANNER as PLANNER  # noqa: PLC0414 (exported)
 from controlplane.planning.models import MoveSource, ScalingMove, ScalingPlan
 from controlplane.rows import narrowed
 from controlplane.tuning.selectors import tuned
@@ -84,9 +85,8 @@ class Why:
                 return PLANNER
 
 
-FLOOR_ACTOR = "reactive floor"
-PLANNER = "planner"
-STRATEGY_ACTOR = "strategy "
+FLOOR_ACTOR = "safety autoscaler"
+STRATEGY_ACTOR = "autoscaler "
 
 
 def present_count(deployment: Deployment) -> int:

@@ -26,7 +26,15 @@ from controlplane.fleet.spot.selectors import redeployable
 from controlplane.fleet.swaps import services as swaps
 from controlplane.planning import selectors
 from controlplane.planning.execution import executor, plan_rollout, strategies
-from controlplane.planning.models import MoveSource, PlanStatus, PolicyMode, ScalingMove, ScalingPlan, ScalingPolicy
+from controlplane.planning.models import (
+    PLANNER,
+    MoveSource,
+    PlanStatus,
+    PolicyMode,
+    ScalingMove,
+    ScalingPlan,
+    ScalingPolicy,
+)
 from controlplane.tuning.selectors import tuned
 
 if TYPE_CHECKING:
@@ -92,7 +100,7 @@ def read_rules(present: Mapping[tuple[str, str], int]) -> Rules:
     now = timezone.now()
     carried = (PlanStatus.APPROVED, PlanStatus.IN_PROGRESS, PlanStatus.CARRIED_OUT)
     plans = ScalingPlan.objects.filter(status__in=carried, valid_until__gt=now, model__active=True)
-    plans = plans.exclude(decided_by__in=("", executor.PLANNER))
+    plans = plans.exclude(decided_by__in=("", PLANNER))
     rules = {name: Rule(approved=True) for name in plans.order_by().values_list("model__name", flat=True).distinct()}
     for policy in ScalingPolicy.objects.filter(mode=PolicyMode.AUTO, model__active=True).select_related("model"):
         model, plan = policy.model.name, None
@@ -232,7 +240,7 @@ def run_commands() -> int:
 
     now = timezone.now()
     own = InstanceCommand.objects.filter(
-        Q(actor__in=(executor.FLOOR_ACTOR, executor.PLANNER)) | Q(actor__startswith=executor.STRATEGY_ACTOR)
+        Q(actor__in=(executor.FLOOR_ACTOR, PLANNER)) | Q(actor__startswith=executor.STRATEGY_ACTOR)
     )
     # A worker may have died while holding one.
     own.filter(state=CommandState.RUNNING, started_at__lt=now - STALE_AFTER).update(
@@ -254,4 +262,4 @@ def finish_drains(running: Mapping[str, int]) -> int:
 
     *running*: requests by instance, of callers and of its server; those of others are unknown.
     """
-    return sum(executor.finish_drain(row, running.get(row.name), executor.PLANNER) for row in executor.drained())
+    return sum(executor.finish_drain(row, running.get(row.name), PLANNER) for row in executor.drained())

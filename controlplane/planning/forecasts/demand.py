@@ -61,9 +61,9 @@ class DemandSeries:
         series = self.tokens_per_s.get((endpoint, quantity, slo_class))
         return series if series is not None else 0.0 * self.tokens_per_s[endpoint, quantity, ""]
 
-    def deferred(self, endpoint: Endpoint, over_s: float) -> float:
-        """Return tokens per second of the deferred classes of *endpoint* over the counted windows of the last *over_s*."""
-        both = sum(self.of(endpoint, quantity, DEFERRED)[-round(over_s / self.window_s) :] for quantity in Quantity)
+    def rate(self, endpoint: Endpoint, over_s: float, slo_class: str = "") -> float:
+        """Return tokens per second of *endpoint* over the counted windows of the last *over_s*; 0 without any."""
+        both = sum(self.of(endpoint, quantity, slo_class)[-round(over_s / self.window_s) :] for quantity in Quantity)
         return float(np.nanmean(both)) if np.isfinite(both).any() else 0.0
 
     def arrival_cv(self, endpoint: Endpoint) -> float:

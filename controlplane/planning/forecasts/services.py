@@ -28,7 +28,7 @@ from django.conf import settings
 from controlplane.events.models import Event, Severity
 from controlplane.events.services import record
 from controlplane.fleet.models import Region
-from controlplane.planning.forecasts import demand
+from controlplane.planning.forecasts import demand, selectors
 from controlplane.planning.json_values import plain
 from controlplane.planning.models import Forecast, Quantity
 from controlplane.tuning.selectors import tuned
@@ -50,6 +50,8 @@ LEAST_BACKTEST = 48
 """Minimum windows of a model's demand for a backtest; with fewer, the best of the shipped backtests is used."""
 JUDGED = 144
 """Newest windows that a backtest judges, at most."""
+HOUR_S, LEAST_HOURS = 3600, 48
+"""Windows of a look further ahead than plans, and how many of them must be known."""
 FAILED_KIND = "planning.forecaster_failed"
 SAY_AGAIN = timedelta(minutes=15)
 """Minimum interval between events about failed forecasters."""
@@ -75,6 +77,32 @@ def make_forecasts(now: datetime) -> list[Forecast]:
     Forecast.objects.bulk_create(rows)
     making.report(now)
     return rows
+
+
+def by_hour(model: str, region: str, now: datetime, hours: int) -> list[selectors.ForecastWindow]:
+    """Forecast all demand that plans count of *model* in *region* (empty: all) by hour, further ahead than plans look.
+
+    It is of the sum alone, and not stored; empty before two days are known. The seasonal naive forecast keeps the shape of a
+    day for a week, in 0.05 s; that of plans (`BEST`) is flat from the fourth day on, after 3 s.
+    """
+    from forecasting.workload import Series
+    from forecasting.workload.forecaster import Naive
+
+    until = demand.window_start(now, HOUR_S)
+    starts = selectors.grid(until - timedelta(days=tuned().FORECAST_HISTORY_DAYS), until, HOUR_S)
+    rates = selectors.demand(model, region, demand.TOKENS, starts, HOUR_S, demand.EVERY_CLASS)
+    known = np.array(rates, np.float64)
+    if np.isfinite(known).sum() < LEAST_HOURS:
+        return []
+    first = int(np.isfinite(known).argmax())
+    forecaster, calendar = Naive(), _calendar(region) if region else None
+    forecaster.fit(Series(starts[first].timestamp(), float(HOUR_S), known[first:], f"{model} {region}", calendar))
+    made = forecaster.predict(hours)
+    bands = zip(made.mean, made.lower_80, made.upper_80, made.lower_95, made.upper_95, strict=True)
+    return [
+        selectors.ForecastWindow(until + at * timedelta(seconds=HOUR_S), *map(float, values))
+        for at, values in enumerate(bands)
+    ]
 
 
 def _known(now: datetime) -> demand.DemandSeries:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from scheduling.scaling import PlansFor
 
 RECENT_MINUTES = 10
-"""Minutes of recent demand used without a forecast."""
+"""Minutes of recent demand used without a forecast, and over which the load of now is measured."""
 Floats = NDArray[np.float64]
 
 
@@ -80,8 +80,11 @@ def expect(now: datetime, followers: Mapping[str, str]) -> Expected | None:
             elif forecast is not None and forecast.note:
                 notes.setdefault(endpoint, forecast.note)
             bands.append(expected)
-        beta = tuned(model).PLAN_NIW_BUFFER * past.deferred(endpoint, over_s)
-        of[endpoint] = EndpointDemand.of(bands[0], bands[1], follows[model], beta, past.arrival_cv(endpoint))
+        share, cv = tuned(model).PLAN_NIW_BUFFER, past.arrival_cv(endpoint)
+        beta = share * past.rate(endpoint, over_s, demand.DEFERRED)
+        now_over_s = RECENT_MINUTES * demand.MINUTE_S
+        asked = past.rate(endpoint, now_over_s) + share * past.rate(endpoint, now_over_s, demand.DEFERRED)
+        of[endpoint] = EndpointDemand.of(bands[0], bands[1], follows[model], beta, cv, asked)
     held = waiting.read()
     due = {model: held[model].due(tuned(model).PLAN_NIW_BUFFER) for model in follows.keys() & held.keys()}
     # Minute rows have requests that have ended: those that wait came besides.

@@ -57,12 +57,14 @@ class LoadNow:
         return f"Below the load now: {able:,.0f} tok/s as planned, {self.tokens_per_s:,.0f} needed now ({', '.join(parts)})"
 
 
-def capacity_of(targets: list[dict[str, Any]], inputs: Mapping[str, Any]) -> float | None:
-    """Return tokens per second that the instances of *targets* serve by the plan's capability; None in older plans."""
+def capacity_of(targets: list[dict[str, Any]], inputs: Mapping[str, Any], when: str = "target") -> float | None:
+    """Return tokens per second that the instances of *targets*, or those *present*, serve by the plan's capability; None in
+    older plans.
+    """
     able = {name: each.get("used") for name, each in (inputs.get("capability_tokens_per_s") or {}).items()}
-    if any(able.get(row["gpu_type"]) is None for row in targets if row["target"]):
+    if any(able.get(row["gpu_type"]) is None for row in targets if row[when]):
         return None
-    return float(sum(row["target"] * able[row["gpu_type"]] for row in targets if row["target"]))
+    return float(sum(row[when] * able[row["gpu_type"]] for row in targets if row[when]))
 
 
 def read(now: datetime) -> dict[str, LoadNow]:

@@ -1,6 +1,8 @@
 // Draws the figures that Python built. plotly.js is fetched when the first chart comes into view; each chart has a table for
 // browsers without it. Colours named var(--…) are resolved here, so that figures follow the theme.
 
+import { openForTime } from "./forms.js";
+
 const EVERY_S = 5;
 const CONFIG = { displayModeBar: false, responsive: true, showTips: false };
 let plotly = null;
@@ -90,7 +92,9 @@ export class Charts {
       const figure = this.#figures.get(panel.dataset.chart);
       if (!place || !figure || !panel.isConnected) continue;
       const { data, layout } = themed(figure);
+      if (panel.dataset.opens) Object.assign(layout, { dragmode: "select", selectdirection: "h" });
       await library.react(place, data, layout, CONFIG);
+      if (panel.dataset.opens && !place.dataset.listens) listen(place, panel.dataset.opens, library);
       if (this.#container.hasAttribute("data-linked") && !this.#linked.has(place)) this.#link(library, place);
       panel.dataset.drawn = figure.data[0]?.x?.at(-1) ?? "";
     }
@@ -144,4 +148,13 @@ export class Charts {
     });
     this.#drawAll();
   }
+}
+
+// Dragging over the time axis opens a dialog for that time.
+function listen(place, id, library) {
+  place.dataset.listens = "yes";
+  place.on("plotly_selected", (event) => {
+    if (event?.range) openForTime(document.getElementById(id), Object.values(event.range)[0]);
+    if (event) library.relayout(place, { selections: [] });
+  });
 }

@@ -69,6 +69,17 @@ export function startEstimates() {
   });
 }
 
+// Fills in *dialog* the times between which it holds, to the quarter of an hour, and their days.
+export function openForTime(dialog, ends) {
+  const [from, until] = ends.map((text) => new Date(Math.round(Date.parse(`${text.replace(" ", "T")}Z`) / 9e5) * 9e5)).sort((a, b) => a - b);
+  const { elements } = dialog.querySelector("form");
+  [elements.begins.value, elements.ends.value] = [from, until].map((at) => at.toISOString().slice(11, 16));
+  const days = new Set();
+  for (let at = from.getTime(); at < until; at += 864e5) days.add(new Date(at).getUTCDay());
+  ["sun", "mon", "tue", "wed", "thu", "fri", "sat"].forEach((day, at) => { elements[`on-${day}`].checked = days.has(at); });
+  dialog.showModal();
+}
+
 export function startDialogs() {
   // A link may lead to a dialog of another page, so that what an action costs is read before it is done.
   const named = document.getElementById(location.hash.slice(1));

@@ -84,6 +84,7 @@ def small_problems(draw, most=(3, 2, 3), most_instances=4):
         weights_local=numbers((n, r), 0, 1) == 1,
         epsilon=draw(st.sampled_from([0.5, 0.8, 1.0])),
         buffer_tokens_per_s=numbers((n, r), 0, 3) * 5,
+        load_tokens_per_s=numbers((n, r), 0, 30) * draw(st.sampled_from([0, 10])),
     )
 
 
@@ -122,9 +123,10 @@ def plain_rows(problem, targets):
             here = sum(problem.capability_tokens_per_s[i, k] * targets[i, j, k] for k in range(g))
             able += here
             peak = max(problem.demand_tokens_per_s[i, j, w] + problem.buffer_tokens_per_s[i, j] for w in range(windows))
-            short = problem.epsilon[i, j] * peak - here
-            if short > 1e-6 * peak:
-                own_region[i, j] = short
+            present = sum(problem.capability_tokens_per_s[i, k] * problem.instances[i, j, k] for k in range(g))
+            need = max(problem.epsilon[i, j] * peak, min(problem.load_tokens_per_s[i, j], present))
+            if need - here > 1e-6 * need:
+                own_region[i, j] = need - here
             count = sum(targets[i, j])
             if count < problem.min_instances[i, j]:
                 few[i, j] = problem.min_instances[i, j] - count
@@ -138,8 +140,9 @@ def plain_rows(problem, targets):
             sum(problem.demand_tokens_per_s[i, j, w] + problem.buffer_tokens_per_s[i, j] for j in range(r))
             for w in range(windows)
         )
-        if peak - able > 1e-6 * peak:
-            total[i] = peak - able
+        need = max(peak, sum(problem.load_tokens_per_s[i]))
+        if need - able > 1e-6 * need:
+            total[i] = need - able
     for j in range(r):
         used = [sum(problem.gpus[i, k] * targets[i, j, k] for i in range(n)) for k in range(g)]
         broken += [f"capacity of {k} in {j}" for k in range(g) if used[k] > problem.capacity[j, k]]

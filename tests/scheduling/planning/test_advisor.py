@@ -97,6 +97,23 @@ def test_the_highest_window_is_kept_for():
     assert made[LLAMA].advice(0.0).soon_instances is None
 
 
+@pytest.mark.parametrize(
+    ("plans_for", "beta", "now", "instances"),
+    [(MEAN, 0.0, 0.0, 2), (MEAN, 0.0, 350.0, 4), (MEAN, 300.0, 350.0, 5), (BY_CAPABILITY, 0.0, 350.0, 4)],
+)
+def test_it_keeps_what_serves_the_load_of_now_where_less_is_expected(plans_for, beta, now, instances):
+    of = {LLAMA: EndpointDemand.of(band(200.0, 200.0), band(0.0, 0.0), plans_for, beta, now_tokens_per_s=now)}
+    assert llama_planned(of, plans_for=plans_for).target_instances == instances
+
+
+def test_the_load_of_now_has_the_reserve_of_forecasts():
+    bursty = replace(ABLE, reserve=1.0)
+    asked = {"cv": 2.0, "now_tokens_per_s": 0.0}
+    forecast = {LLAMA: EndpointDemand.of(band(900.0), band(0.0), MEAN, **asked)}
+    now = {LLAMA: EndpointDemand.of(band(0.0), band(0.0), MEAN, **asked | {"now_tokens_per_s": 900.0})}
+    assert llama_planned(now, bursty).target_instances == llama_planned(forecast, bursty).target_instances > 9
+
+
 def test_beta_is_added_to_the_forecast_once():
     of = {LLAMA: EndpointDemand.of(band(400.0), band(0.0), MEAN, 60.0)}
     made = llama_planned(of)

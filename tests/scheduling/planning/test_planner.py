@@ -59,6 +59,20 @@ def test_every_row_is_held_or_named_and_the_bounds_are_bounds(problem):
     assert plan.bound_usd <= plan.cost_usd * (1 + CLOSE) + CLOSE
 
 
+@given(small_problems())
+def test_no_plan_goes_below_the_load_of_now_unless_it_says_what_forbids_it(problem):
+    plan = solve(problem, gap=0.0, time_limit_s=60.0)
+    theta, said = problem.capability_tokens_per_s, [row for row in plan.infeasible if "can be served" in row]
+    for i, model in enumerate(problem.models):
+        load, served = problem.load_tokens_per_s[i], (plan.targets[i] * theta[i]).sum(axis=1)
+        if served.sum() < load.sum() - CLOSE:
+            assert any(row.startswith(f"{model}, all regions") for row in said)
+        for j, region in enumerate(problem.regions):
+            taken = served[j] < (problem.instances[i, j] * theta[i]).sum() - CLOSE
+            if taken and served[j] < load[j] - CLOSE:
+                assert any(row.startswith(f"{model} in {region}") for row in said)
+
+
 @pytest.mark.parametrize(("size", "gap"), [((10, 5, 3), 0.02), ((4, 3, 2), GAP)])
 def test_every_row_is_kept_within_the_gap(size, gap):
     problem = synthetic(*size, 0)

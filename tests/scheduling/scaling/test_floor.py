@@ -28,7 +28,7 @@ def test_it_only_adds_and_never_within_the_cooldown(one):
     if moved:
         assert 0 < moved.delta <= one.max_instances - one.instances
         assert one.since_change_s >= 15 or one.instances < one.min_instances or (not one.ready and one.waiting)
-        assert moved.reason.startswith("Floor: ")
+        assert moved.reason.startswith("Safety autoscaler: ")
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -72,7 +72,8 @@ def test_what_another_region_serves_needs_none_here():
 
 def test_it_says_why():
     assert floor_move(0, view(use=1.3, waiting=9, coming=1)).reason == (
-        "Floor: use is 130% with 9 waiting, 104% with the 1 on the way, above 100%: 5 → 6 instances, from own spot."
+        "Safety autoscaler: use is 130% with 9 waiting, 104% with the 1 on the way, above 100%: 5 → 6 instances,"
+        " from own spot."
     )
 
 

@@ -266,7 +266,7 @@ def test_the_floor_is_under_a_plan_that_starves_and_can_be_left_out():
 
     with_floor, without = waiting(FLOOR), waiting(None)
     assert without.moves == []
-    assert {each.reason[:7] for each in with_floor.moves} == {"Floor: "}
+    assert {each.reason[:19] for each in with_floor.moves} == {"Safety autoscaler: "}
     assert np.nanmean(with_floor.outcomes["queue_s"]) < np.nanmean(without.outcomes["queue_s"])
 
 

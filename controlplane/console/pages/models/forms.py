@@ -21,7 +21,6 @@ from controlplane.planning.models import PolicyMode
 from controlplane.planning.parts import PARTS
 from controlplane.planning.titles import title_of
 from controlplane.resources.filters import number
-from scheduling.scaling.schedule import WEEKDAYS
 
 BOUNDS = ("min_instances", "max_instances")
 ENGINE = (
@@ -127,21 +126,6 @@ def shard(form: ActionForm, model: Model) -> str:
 
 
 @transaction.atomic
-def schedule(form: ActionForm, model: Model) -> str:
-    """Keep at least so many instances by the clock."""
-    given = form.fields
-    count = number(given.get("instances", ""))
-    if count is None:
-        raise ValidationError("Give the number of instances.")
-    values = {name: given.get(name, "").strip() for name in ("name", "begins", "ends", "time_zone", "except_on")}
-    days = " ".join(day for day in WEEKDAYS if given.get(f"on-{day}"))
-    region = given.get("region", "") or None
-    more = {"model": model.name, "region": region, "instances": count, "weekdays": days}
-    row = inventory.create(SCHEDULE, {**values, **more}, form.user, form.reason)
-    return f"{model} keeps at least {count} by the schedule {row}."
-
-
-@transaction.atomic
 def unschedule(form: ActionForm, model: Model) -> str:
     """Delete one of the schedules of a model."""
     row = model.schedules.filter(name=form.fields.get("schedule", "")).first()
@@ -185,7 +169,7 @@ def policy(form: ActionForm, model: Model) -> str:
 
 
 OFFERED: tuple[tuple[Callable[..., str], Role, Page], ...] = (
-    *((each, Role.ADMIN, page_of) for each in (bounds, engine, fallback, share, schedule, unschedule)),
+    *((each, Role.ADMIN, page_of) for each in (bounds, engine, fallback, share, unschedule)),
     *((each, Role.OPERATOR, page_of) for each in (parts, shard, bundle)),
     (policy, Role.OPERATOR, "console:scaling"),
 )

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from controlplane.alerts.problems import slo_level
 from controlplane.console.formats import duration, milliseconds, percent
 from controlplane.console.live.state import SATURATED, LiveState
-from controlplane.console.pages.scaling.tables import WORDS
 from controlplane.fleet.attainment import Attainment, together, worst
 from controlplane.fleet.lifecycle.states import COMING, InstanceState
 from controlplane.fleet.models import Deployment, Instance, Model, PerformanceProfile, SloClass
@@ -128,7 +127,7 @@ class ModelRow:
         nearest = self.present.nearest
         if self.present.name != bundles.CUSTOM:
             return nearest.about
-        own = ", ".join(WORDS[each.what] for each in self.present.differences(nearest))
+        own = ", ".join(bundles.WORDS[each.what] for each in self.present.differences(nearest))
         return f"Based on {nearest.title}, with its own {own}."
 
 

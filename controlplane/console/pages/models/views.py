@@ -17,12 +17,12 @@ from controlplane.console.live.views import live_context, of_charts
 from controlplane.console.pages.models import lengths
 from controlplane.console.pages.models.forms import ENGINE
 from controlplane.console.pages.models.selectors import adapters_served, classes_of, model_rows, tiles
-from controlplane.console.pages.scaling.tables import bundle_choices
 from controlplane.events import since
 from controlplane.fleet import shards
 from controlplane.fleet.models import Deployment, Model
 from controlplane.fleet.rollouts.selectors import statuses
 from controlplane.gateway import targets
+from controlplane.planning import bundles
 from controlplane.planning.models import PolicyMode, ScalingPolicy, mode_of
 from controlplane.planning.outlook import see
 from controlplane.planning.parts import PARTS
@@ -32,7 +32,6 @@ from controlplane.resources.inventory import MODELS, TARGET_COMPARISONS
 from controlplane.resources.lengths import LENGTH_VERSIONS
 from controlplane.tuning.selectors import tuned
 from forecasting import models_extra
-from scheduling.scaling.schedule import WEEKDAYS
 
 
 @require_safe
@@ -87,13 +86,12 @@ def model(request: HttpRequest, name: str) -> HttpResponseBase:
         "classes": classes_of(name, now),
         "lengths": lengths.line_of(name, now),
         "parts": [(part, part.choice(row.present.values[part.name])) for part in PARTS],
-        "bundles": bundle_choices([row.model]),
+        "bundles": bundles.choices([row.model]),
         "mode": PolicyMode(mode_of(policy)),
         "autoscaler": title_of(policy.strategy) if policy else "",
         **_shared(row.model),
         "adapters_served": adapters_served(row.model),
         "schedules": row.model.schedules.select_related("region"),
-        "weekdays": WEEKDAYS,
         "usual_zone": settings.TIME_ZONE,
         "fallbacks": Model.objects.filter(active=True, task=row.model.task).exclude(pk=row.model.pk),
         "shards": sorted(shards.numbers()),

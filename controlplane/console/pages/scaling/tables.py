@@ -1,4 +1,4 @@
-"""The scaling page's data: instances present and planned, their cost, and the reasons."""
+"""The matrix of the scaling page: instances present and planned by model, GPU type and region, and their cost."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -6,20 +6,13 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
-from controlplane.console.pages.plans.cards import without_place
 from controlplane.fleet.lifecycle.states import COMING, PRESENT, InstanceState
-from controlplane.fleet.models import Deployment, Model
-from controlplane.planning import bundles, selectors
-from controlplane.planning.models import ScalingPlan
-from controlplane.planning.parts import unavailable_reasons
-from scheduling.bundles import BUNDLES, Bundle
-from scheduling.policy import SETTINGS
+from controlplane.fleet.models import Deployment
+from controlplane.planning import selectors
+from controlplane.planning.models import ScalingPlan, ScalingPolicy
 
-OUT_OF_SERVICE = (
-    InstanceState.DRAINING,
-    InstanceState.SLEEPING,
-    InstanceState.FAILED,
-)  # neither serving nor on their way
+OUT_OF_SERVICE = (InstanceState.DRAINING, InstanceState.SLEEPING, InstanceState.FAILED)
+"""Neither serving nor on their way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,40 +46,28 @@ def total(parts: Sequence[Amounts]) -> dict[str, Any]:
 class Cell(Amounts):
     """Instances of one model in one region on one GPU type. *target* is None where no plan says anything."""
 
-    region: str
-    states: Counter[str]
+    not_ready: str  # `1 starting, 2 draining`
     target: int | None = None
     demand_tokens_per_s: float | None = None
-    reason: str = ""
     deployed: bool = True
-
-    @property
-    def not_ready(self) -> str:
-        """Describe instances that are not ready: `1 loading, 2 draining`."""
-        coming = sum(self.states[state] for state in COMING)
-        words = [f"{coming} starting"] if coming else []
-        words += [f"{self.states[state]} {state.label.lower()}" for state in OUT_OF_SERVICE if self.states[state]]
-        return ", ".join(words)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeploymentLine(Amounts):
-    """One row of the matrix: a model on a GPU type, with a cell for each region."""
+    """One row: a model on a GPU type, with a cell for each region, and what is known of the model."""
 
     model: str
-    gpu_type: str
-    gpu_title: str
-    tensor_parallel: int
+    some: Deployment
     cells: tuple[Cell, ...]
     plan: ScalingPlan | None
-    first: bool  # of its model
+    policy: ScalingPolicy | None
     of_model: int  # lines of its model
+    first: bool  # of them
+    last: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix(Amounts):
-    """Present against planned instances by model x GPU type and region."""
-
     regions: tuple[tuple[str, str], ...]  # name and title
     lines: tuple[DeploymentLine, ...]
 
@@ -100,116 +81,52 @@ class Matrix(Amounts):
 def matrix(model: str, plans: Mapping[str, ScalingPlan], titles: Mapping[str, str], now: datetime) -> Matrix:
     """Return the matrix of *model*, or of every model (empty). Expired plans are left out."""
     deployments = Deployment.objects.filter(active=True, model__active=True, region__active=True)
-    deployments = deployments.select_related("model", "region", "gpu_type")
-    if model:
-        deployments = deployments.filter(model__name=model)
-    places = selectors.instances_by_place()
+    places, policies = selectors.instances_by_place(), dict(ScalingPolicy.objects.in_bulk(field_name="model_id"))
     groups: dict[tuple[str, str], dict[str, Deployment]] = {}
-    for row in deployments.order_by("model__name", "gpu_type__name", "region__name"):
-        groups.setdefault((row.model.name, row.gpu_type.name), {})[row.region.name] = row
+    for row in deployments.select_related("model", "region", "gpu_type").order_by("model__name", "gpu_type__name"):
+        if model in ("", row.model.name):
+            groups.setdefault((row.model.name, row.gpu_type.name), {})[row.region.name] = row
     regions = sorted({region for by_region in groups.values() for region in by_region})
-    of_models = Counter(name for name, _ in groups)
-    lines: list[DeploymentLine] = []
+    left = Counter(of_models := Counter(name for name, _ in groups))
+    lines = []
     for (name, gpu_type), by_region in groups.items():
-        plan = plans.get(name)
-        targets = _targets(plan, gpu_type) if plan and plan.valid_until > now else {}
-        cells = tuple(
-            _cell(
-                name,
-                region,
-                places.get((name, region, gpu_type), Counter()),
-                targets.get(region, {}),
-                by_region.get(region),
-            )
+        plan, some = plans.get(name), next(iter(by_region.values()))
+        own = plan.targets if plan and plan.valid_until > now else []
+        targets = {target["region"]: target for target in own if target["gpu_type"] == gpu_type}
+        cells = [
+            _cell(places.get((name, region, gpu_type), Counter()), targets.get(region, {}), by_region.get(region))
             for region in regions
-        )
-        some = next(iter(by_region.values()))
+        ]
+        left[name] -= 1
         lines.append(
             DeploymentLine(
                 model=name,
-                gpu_type=gpu_type,
-                gpu_title=some.gpu_type.title,
-                tensor_parallel=some.tensor_parallel,
-                cells=cells,
+                some=some,
+                cells=tuple(cells),
                 plan=plan,
-                first=not lines or name != lines[-1].model,
+                policy=policies.get(some.model_id),
                 of_model=of_models[name],
+                first=left[name] == of_models[name] - 1,
+                last=not left[name],
                 **total(cells),
             )
         )
     return Matrix(regions=tuple((name, titles.get(name, name)) for name in regions), lines=tuple(lines), **total(lines))
 
 
-def _targets(plan: ScalingPlan, gpu_type: str) -> dict[str, dict[str, Any]]:
-    return {target["region"]: target for target in plan.targets if target["gpu_type"] == gpu_type}
-
-
-def _cell(model: str, region: str, states: Counter[str], target: dict[str, Any], deployment: Deployment | None) -> Cell:
-    present = sum(states[state] for state in PRESENT)
+def _cell(states: Counter[str], target: dict[str, Any], deployment: Deployment | None) -> Cell:
+    present, coming = (sum(states[state] for state in of) for of in (PRESENT, COMING))
     planned = target.get("target", present)
     usd_each = deployment.tensor_parallel * float(deployment.gpu_type.on_demand_usd_per_hour) if deployment else 0.0
+    words = [f"{coming} starting"] if coming else []
+    words += [f"{states[state]} {state.label.lower()}" for state in OUT_OF_SERVICE if states[state]]
     return Cell(
-        region=region,
-        states=states,
+        not_ready=", ".join(words),
         present=present,
         planned=planned,
         usd_now=present * usd_each,
         usd_planned=planned * usd_each,
         target=target.get("target"),
         demand_tokens_per_s=target.get("demand_tokens_per_s"),
-        reason=without_place(target.get("reason") or "", model),
         deployed=deployment is not None,
     )
-
-
-WORDS = {
-    "routing_policy": "router",
-    "ordering_policy": "order",
-    "strategy": "strategy",
-    "parameters": "parameters",
-    "FORECASTER": "forecaster",
-    "PLAN_DEMAND": "demand planned for",
-    "NIW_RELEASE": "release of held requests",
-    "PLAN_NIW_BUFFER": "room for deferred work",
-    "SPOT_DONATE": "spot pool",
-    **{name: declared.knob.title for name, declared in SETTINGS.items()},
-}
-"""The page's names of the settings in a bundle."""
-
-
-def bundle_choices(models: Sequence[Model]) -> dict[int, dict[str, Any]]:
-    """Return by the key of each of *models* its bundle, and each bundle with its changes from now."""
-    return {
-        key: {
-            "title": present.title,
-            "name": present.name,
-            "differs": "" if present.name != bundles.CUSTOM else _changes(present, present.nearest, "has"),
-            "nearest": present.nearest.title,
-            "choices": [
-                {
-                    "name": each.name,
-                    "title": each.title,
-                    "about": each.about,
-                    "changes": _changes(present, each),
-                    "unavailable_reason": unavailable_reasons(bundles.values_of(each)),
-                }
-                for each in BUNDLES.values()
-            ],
-        }
-        for key, present in bundles.presents(models).items()
-    }
-
-
-def _changes(present: bundles.Present, bundle: Bundle, of: str = "") -> str:
-    """Describe the changes of *bundle*: "router preserve instead of least_delay"; for a custom one, its values."""
-    said = []
-    for each in present.differences(bundle):
-        first, second = (each.present, each.bundled) if of else (each.bundled, each.present)
-        said.append(f"{WORDS[each.what]} {_said(first)} instead of {_said(second)}")
-    return ", ".join(said)
-
-
-def _said(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {number:g}" for name, number in value.items()) or "its own"
-    return str(value) or "in use"

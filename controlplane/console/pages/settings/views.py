@@ -26,7 +26,7 @@ from controlplane.tuning.selectors import Described
 
 PAGES: Final = {
     "Forecasts of demand": "models",
-    "Scaling plans": "plans",
+    "Scaling plans": "scaling",
     "Strategies and nightly simulations": "what-ifs",
     "Scaling thresholds": "scaling",
     "Routing and holding": "queues",
