@@ -385,7 +385,7 @@ def _load_now(
 ) -> dict[Endpoint, float]:
     """Return the capacity that serves what is asked for now, with the reserve that forecasts have."""
     now = {end: replace(each, kept=np.array([each.now_tokens_per_s]), mean=None) for end, each in demand.of.items()}
-    needed = _with_reserve(lambda each: each.kept, replace(demand, of=now), capability, shares)
+    needed = with_reserve(lambda each: each.kept, replace(demand, of=now), capability, shares)
     return {endpoint: float(rates[0]) for endpoint, rates in needed.items()}
 
 

@@ -9,7 +9,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('planning', '0004_drop_backtests'),
+        ('planning', '0005_words'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
