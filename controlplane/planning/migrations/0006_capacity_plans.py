@@ -7,41 +7,61 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('planning', '0005_words'),
+        ("planning", "0005_words"),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='RegionLoss',
+            name="RegionLoss",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('made_at', models.DateTimeField(db_index=True, default=django.utils.timezone.now)),
-                ('regions', models.JSONField(default=list, help_text='By region: region, title, survives, slo_class, slo_met_ratio, below_target_s.')),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("made_at", models.DateTimeField(db_index=True, default=django.utils.timezone.now)),
+                (
+                    "regions",
+                    models.JSONField(
+                        default=list,
+                        help_text="By region: region, title, survives, slo_class, slo_met_ratio, below_target_s.",
+                    ),
+                ),
             ],
             options={
-                'verbose_name_plural': 'region losses',
-                'ordering': ['-id'],
+                "verbose_name_plural": "region losses",
+                "ordering": ["-id"],
             },
         ),
         migrations.CreateModel(
-            name='CapacityPlan',
+            name="CapacityPlan",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('asked_at', models.DateTimeField(db_index=True, default=django.utils.timezone.now)),
-                ('question', models.JSONField(default=dict, help_text='As `sizing.question.Question`.')),
-                ('state', models.CharField(choices=[('queued', 'Queued'), ('running', 'Running'), ('done', 'Done'), ('failed', 'Failed')], default='queued', max_length=8)),
-                ('phase', models.CharField(blank=True, max_length=80)),
-                ('progress', models.FloatField(default=0.0, help_text='Share of the check that is done.')),
-                ('answer', models.JSONField(default=dict, help_text='The fleet, its price, and what the simulator found.')),
-                ('error', models.TextField(blank=True)),
-                ('ended_at', models.DateTimeField(blank=True, null=True)),
-                ('requested_by', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, to=settings.AUTH_USER_MODEL)),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("asked_at", models.DateTimeField(db_index=True, default=django.utils.timezone.now)),
+                ("question", models.JSONField(default=dict, help_text="As `sizing.question.Question`.")),
+                (
+                    "state",
+                    models.CharField(
+                        choices=[("queued", "Queued"), ("running", "Running"), ("done", "Done"), ("failed", "Failed")],
+                        default="queued",
+                        max_length=8,
+                    ),
+                ),
+                ("phase", models.CharField(blank=True, max_length=80)),
+                ("progress", models.FloatField(default=0.0, help_text="Share of the check that is done.")),
+                (
+                    "answer",
+                    models.JSONField(default=dict, help_text="The fleet, its price, and what the simulator found."),
+                ),
+                ("error", models.TextField(blank=True)),
+                ("ended_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "requested_by",
+                    models.ForeignKey(
+                        blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, to=settings.AUTH_USER_MODEL
+                    ),
+                ),
             ],
             options={
-                'ordering': ['-id'],
+                "ordering": ["-id"],
             },
         ),
     ]
