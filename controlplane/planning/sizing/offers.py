@@ -158,5 +158,5 @@ def offer(
 
 @lru_cache(maxsize=512)
 def _measured(engine: EngineConfig, prompt: bytes, output: bytes, promise: Promise, percentile: float) -> Capability:
-    lengths = (np.frombuffer(each, np.int64) for each in (prompt, output))
+    lengths = np.frombuffer(prompt, np.int64), np.frombuffer(output, np.int64)
     return simulated_capability(engine, *lengths, promise, percentile=percentile, sizes=SIZES, most_requests=REQUESTS)

@@ -69,9 +69,9 @@ class SimulatedFleet:
         models, names = self.sought.models, list(self.classes)
         sums = np.zeros((2, len(models), len(names)))
         asked = np.array([[name in self.demand.models[model].classes for name in names] for model in models])
-        serving = counts.any(axis=(1, 2))
-        scenario = Scenario.model_validate(self.values(counts)) if serving.any() else None
-        for seed in seeds if scenario is not None else ():
+        serving: NDArray[np.bool_] = np.asarray(counts.any(axis=(1, 2)))
+        for seed in seeds if serving.any() else ():
+            scenario = Scenario.model_validate(self.values(counts))
             if seed not in self._workloads:
                 self._workloads[seed] = drawn(self.demand.arrivals, seed)
             staged = stage(scenario, SOURCE, seed, self._workloads[seed])
@@ -84,15 +84,15 @@ class SimulatedFleet:
             counted = judged & (slo_class >= 0)
             np.add.at(sums[0], (model[counted], slo_class[counted]), 1)
             np.add.at(sums[1], (model[counted], slo_class[counted]), met[counted])
-        shares = np.divide(sums[1], sums[0], out=np.full_like(sums[0], np.nan), where=sums[0] > 0)
+        shares: NDArray[np.float64] = np.divide(sums[1], sums[0], out=np.full_like(sums[0], np.nan), where=sums[0] > 0)
         shares[asked & ~serving[:, None]] = 0.0
         return shares
 
     def values(self, counts: NDArray[np.int64]) -> Values:
         """Return the scenario of *counts*."""
-        sought, serving = self.sought, counts.any(axis=2)
-        models = {name: self.present["models"][name] for name, any_ in zip(sought.models, serving.any(axis=1), strict=True)
-                  if any_}  # fmt: skip
+        sought, serving = self.sought, counts.sum(axis=2) > 0
+        served = zip(sought.models, serving.sum(axis=1) > 0, strict=True)
+        models = {name: self.present["models"][name] for name, is_served in served if is_served}
         fleet, profiles = [], {}
         for i, j, k in np.argwhere(counts > 0).tolist():
             offer = self.offers[i][k]

@@ -60,12 +60,12 @@ def _shares(start: Start, lost: str) -> dict[str, tuple[float, Any, Any]]:
     judged, met = kept(result, result.cluster.promises)
     arrival_s = result.requests.arrival_s
     part = np.floor((arrival_s - LOST_S) / PART_S).astype(int)
-    parts, of = round((HORIZON_S - LOST_S) / PART_S), {}
+    parts, of = round((HORIZON_S - LOST_S) / PART_S), dict[str, tuple[float, Any, Any]]()
     for number, (name, row) in enumerate(scenario.classes.items()):
         own = judged & (result.requests.slo_class == number) & (arrival_s >= LOST_S) & (part < parts)
         if row.kind != "opportunistic" and own.any():
-            counts = (np.bincount(part[which], minlength=parts) for which in (own, own & met))
-            of[name] = row.percentile / 100.0, *counts
+            counts = [np.bincount(part[which], minlength=parts) for which in (own, own & met)]
+            of[name] = row.percentile / 100.0, counts[0], counts[1]
     return of
 
 

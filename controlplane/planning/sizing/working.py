@@ -114,7 +114,7 @@ def sought_of(
     reserved = with_reserve(lambda each: each.kept, Demand(0.0, 600.0, grown), able, shares)
     theta = np.array([[table[model, name].tokens_per_s for name in types] for model in models])
     within = np.array([[not table[model, name].why_not for name in types] for model in models])
-    theta[within.any(axis=1)[:, None] & ~within] = 0.0  # where another type keeps the promise
+    theta[(within.sum(axis=1) > 0)[:, None] & ~within] = 0.0  # where another type keeps the promise
     return Sought(
         models=models,
         regions=regions,
