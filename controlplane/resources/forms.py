@@ -10,6 +10,8 @@ from django.db.models import Model, QuerySet
 
 from controlplane.accounts.models import Role, Tenant, User
 from controlplane.accounts.services import set_password
+from controlplane.alerts.models import Condition
+from controlplane.events.models import Severity
 from controlplane.fleet.inventory import services
 from controlplane.fleet.inventory.kinds import MEMBERSHIP, Kind
 from controlplane.fleet.models import GpuType, Price, PriceOf, SloClass
@@ -37,7 +39,8 @@ class KindForm(forms.ModelForm[Any]):
         for name in self.kind.secret & self.fields.keys():
             field: Any = self.fields[name]
             self.initial[name], field.required = None, False
-            field.help_text += " An empty field keeps what is set; - or {} removes it."
+            removes = "{}" if isinstance(field, forms.JSONField) else "-"
+            field.help_text += f" An empty field keeps what is set; {removes} removes it." if self.instance.pk else ""
             if isinstance(field, forms.JSONField):
                 field.prepare_value = partial(_shown, field.prepare_value)  # type: ignore[method-assign]
             else:
@@ -107,6 +110,9 @@ class RuleForm(ReasonedForm):
         self.fields["slo_class"].widget = forms.Select(choices=every("classes", classes))
         shown = {"placeholder": self.instance.receivers_shown, "autocomplete": "off", "class": "whole"}
         self.fields["receivers"].widget = forms.TextInput(attrs=shown)
+        self.fields["severity"].choices = [("", "By how bad it is"), *Severity.choices]  # type: ignore[attr-defined]
+        if "condition" in self.fields:
+            self.fields["condition"].choices = [("", "Choose…"), *Condition.choices]  # type: ignore[attr-defined]
         for name, label in (("for_s", "Open after (s)"), ("repeat_hours", "Repeat every (h)")):
             self.fields[name].label = label
 
@@ -126,6 +132,7 @@ class UserForm(ReasonedForm):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.fields["is_active"].help_text = "Who is not cannot sign in; open sessions end."
         self.members = list(self.instance.memberships.select_related("tenant")) if self.instance.pk else []
         for row in self.members:
             self.fields[f"role-{row.pk}"] = _role(f"Role in {row.tenant}", row.role)

@@ -53,7 +53,7 @@ BADGES: Final = {
     "system": ("in trouble", (Condition.JOB,)),
 }
 """Open alerts that the navigation counts: by section, their word and their conditions."""
-SHOWN: Final = 8
+SHOWN: Final = 5
 """Of the attention list."""
 
 
