@@ -54,6 +54,7 @@ from controlplane.gateway.serving.application import PATHS_NOT_SERVED
 from controlplane.listening import Drain
 from controlplane.operations import Application, Operations, Receive, Scope, Send
 from controlplane.planning.execution.loop import ScalingLoop
+from controlplane.usage.run_terms import RunTermsReader
 
 websockets = cast(Application, AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(websocket_urlpatterns))))
 pages = cast(Application, django_application)
@@ -63,6 +64,8 @@ static_files = ServeStaticASGI(None, root=str(settings.STATIC_ROOT), prefix="sta
 def create_application(gateway: Gateway) -> Application:
     """Build the ASGI application around one gateway."""
     operations = Operations(gateway)
+    if gateway.dispatching is not None:
+        gateway.dispatching.allowances.runs.load = RunTermsReader()
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         match scope["type"]:

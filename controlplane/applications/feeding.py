@@ -50,6 +50,7 @@ class GraphFeeder:
         if now_s < self._due_s:
             return
         await self.resume()
+        self.runs.deadlines = await database_sync_to_async(deadlines)()
         for _ in range(MAX_READS):
             if not await self.tick(now_s):
                 break
@@ -89,6 +90,12 @@ class GraphFeeder:
             return None
         application = min(due, key=lambda each: each[:2])[2]
         return application, application.latest, known_graph(application)
+
+
+def deadlines() -> dict[tuple[int, str], float]:
+    """Return the seconds that operators give runs, by tenant id and application, where they do."""
+    rows = Application.objects.values_list("tenant_id", "name", "run_deadline_s")
+    return {(tenant, name): seconds for tenant, name, seconds in rows if seconds is not None}
 
 
 RunKey = tuple[int, str, str]

@@ -30,6 +30,27 @@ class Application(models.Model):
     name = models.CharField(max_length=80)
     units = models.JSONField(default=dict, help_text="Backend of each unit, by name.")
     created_at = models.DateTimeField(default=timezone.now)
+    run_deadline_s = models.FloatField(
+        "deadline of a run (s)",
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(0.1)],
+        help_text="From the first call of a run on, calls are refused once it cannot end by then. Empty: none.",
+    )
+    run_max_tokens = models.PositiveBigIntegerField(
+        "tokens of a run",
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(1)],
+        help_text="Most prompt and output tokens of all calls of a run. Empty: no limit.",
+    )
+    run_max_usd = models.FloatField(
+        "dollars of a run",
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(0.0001)],
+        help_text="Most dollars of all calls of a run, at what a token of their models costs lately. Empty: no limit.",
+    )
 
     class Meta:
         ordering = ["name"]

@@ -1,38 +1,23 @@
 """Demand graphs of applications, and what their runs are expected to need."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 import msgspec
-import numpy as np
 
 from controlplane.applications.models import LEARNED, Application, ApplicationRun
 from controlplane.applications.services import backends, done_calls
 from controlplane.applications.spans import rates_of
 from controlplane.rows import narrowed
-from scheduling.applications.demand_graph import (
-    MOST_RECORDS,
-    DemandGraph,
-    RunRecord,
-    ServiceRate,
-    Step,
-    demand,
-    step_service_s,
-)
-from scheduling.applications.gittins import buckets, gittins_ranks
-from scheduling.applications.recording import record_of
-from scheduling.applications.remaining import (
-    Position,
-    build,
-    rate_rows,
-    remaining,
-    start_of,
-)
-from scheduling.applications.standings import KnownGraph
+from controlplane.tuning.selectors import tuned
+from scheduling.applications.demand_graph import MOST_RECORDS, DemandGraph, RunRecord, Step, step_service_s
+from scheduling.applications.standings import USUAL_READING, KnownGraph, PastCall, Run, Standings, most_learned
 
-SAMPLES = 400
-"""Walks of the graph for one run."""
+RUN_DEMAND: Final = "RUN_DEMAND"
+"""Setting of that knob, which is declared with the policy."""
 
 
 def graph_of(application: Application, before: datetime | None = None) -> DemandGraph:
@@ -43,10 +28,15 @@ def graph_of(application: Application, before: datetime | None = None) -> Demand
     return DemandGraph(application.name, backends(application), records)
 
 
+def demand_by(graph: DemandGraph) -> str:
+    """Return by what the models that its LLM units ask predict runs: the knob `run_demand`."""
+    return most_learned(getattr(tuned(unit.name), RUN_DEMAND) for unit in graph.units.values() if unit.kind == "llm")
+
+
 def known_graph(application: Application) -> KnownGraph | None:
     """Return what orders by application know of *application*; None without records."""
     graph = graph_of(application)
-    return KnownGraph.of(graph, rates_of(graph.units)) if graph.records else None
+    return KnownGraph.of(graph, rates_of(graph.units), by=demand_by(graph)) if graph.records else None
 
 
 @dataclass(frozen=True)
@@ -80,67 +70,39 @@ class Prediction:
 
 
 def predictions(graph: DemandGraph, runs: Sequence[ApplicationRun]) -> list[Prediction]:
-    """Return predictions of *runs* of one application, the lowest Gittins rank first; none without records.
+    """Return predictions of *runs* of one application by what orders them, the lowest Gittins rank first; none without
+    records. A dispatcher knows of open calls too.
 
     Service is that of the region that a run comes from.
     """
     if not graph.records or not runs:
         return []
+    by, ranked = demand_by(graph), []
+    known = KnownGraph.of(graph, rates_of(graph.units), by=by)
     rates_in = {region: rates_of(graph.units, region) for region in {run.region for run in runs}}
-    arrays, random = build(graph, rates_of(graph.units)), np.random.default_rng(0)
-    attained, samples, paths, last_units = np.zeros(len(runs)), [], [], []
-    for number, run in enumerate(runs):
-        rates = rates_in[run.region]
-        last, visits, attained[number] = _so_far(graph, rates, run)
-        position = start_of(graph, random) if last is None else _after(graph, last, visits)
-        there = arrays._replace(rate=rate_rows(graph, rates))
-        drawn, path_s = remaining(there, position, SAMPLES, number + 1)
-        if last is not None:  # the step there has been served
-            drawn = drawn - step_service_s(last, graph.units[last.unit], rates[last.unit])
-        samples.append(np.maximum(drawn, 0.0))
-        paths.append(path_s)
-        last_units.append("" if last is None else last.unit)
-    whole = np.stack([buckets(drawn + had) for drawn, had in zip(samples, attained, strict=True)])
-    rank, refresh = np.empty(len(runs)), np.empty(len(runs))
-    gittins_ranks(whole, attained, np.ones(len(runs)), rank, refresh)
-    ranked = [
-        Prediction(
-            run,
-            unit,
-            *map(float, (had, drawn.mean(), *np.quantile(drawn, (0.1, 0.9)), each, path_s.mean(), path_s.max())),
-        )
-        for run, had, drawn, each, path_s, unit in zip(runs, attained, samples, rank, paths, last_units, strict=True)
-    ]
+    for row in runs:
+        began_s, rates = row.began_at.timestamp(), rates_in[row.region]
+        past = [
+            PastCall(
+                call.unit,
+                call.began_s,
+                call.ended_s,
+                round(call.input_tokens),
+                call.duration_s or call.output_tokens,
+                rates[call.unit],
+            )
+            for call in done_calls(row)[0]
+            if call.unit in graph.units  # else no run before had it
+        ]
+        run = Standings({}).resume("", row.run, past) or Run(0, "", row.run, began_s, math.inf, 1.0, None, began_s)
+        run.draw(known, began_s, by=by)
+        assert run.whole_s is not None
+        assert run.path_s is not None
+        standing, (low, _, high), path_s = run.standing(began_s, USUAL_READING), run.whole_s, run.path_s
+        low_s, high_s = (max(0.0, float(each) - standing.attained_s) for each in (high[0], low[-1]))
+        needs_s = standing.mean_s, low_s, high_s, standing.rank_s, float(path_s.mean()), standing.worst_s
+        ranked.append(Prediction(row, run.last, standing.attained_s, *needs_s))
     return sorted(ranked, key=lambda one: one.rank)
-
-
-def _so_far(
-    graph: DemandGraph, rates: dict[str, ServiceRate], run: ApplicationRun
-) -> tuple[Step | None, np.ndarray, float]:
-    """Return the last step of a run that was served, how often each unit ran before it, and the service so far."""
-    visits, attained_s, last = np.zeros(len(graph.units), np.int64), 0.0, None
-    index = {name: number for number, name in enumerate(graph.units)}
-    calls = done_calls(run)[0]
-    for step in record_of(calls).steps if calls else ():
-        if step.unit not in index:
-            continue  # a unit that no run before had
-        if last is not None:
-            visits[index[last.unit]] += 1
-        attained_s += step_service_s(step, graph.units[step.unit], rates[step.unit])
-        last = step
-    return last, visits, attained_s
-
-
-def _after(graph: DemandGraph, step: Step, visits: np.ndarray) -> Position:
-    """Return the position of a run whose *step* was served just now."""
-    index = {name: number for number, name in enumerate(graph.units)}
-    return Position(
-        unit=np.array([index[step.unit]], np.int64),
-        before=np.array([len(index)], np.int64),
-        known=np.array([demand(step, graph.units[step.unit])]),
-        known_before=np.zeros((1, 3)),
-        visits=visits,
-    )
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,13 @@ from scheduling.applications.demand_graph import (
 from scheduling.applications.recording import IDLE_S, NO_UNIT, SESSION_IDLE_S, SESSION_UNITS, Call, record_of
 
 UNIT_BACKEND: Final = Kind("unit_backends", UnitBackend, secret=frozenset({"secret"}))
+APPLICATION: Final = Kind(
+    "applications",
+    Application,
+    key=("tenant", "name"),
+    only=("run_deadline_s", "run_max_tokens", "run_max_usd"),
+    deletable=False,
+)
 IDLE: Final = timedelta(seconds=IDLE_S)
 SESSION_IDLE: Final = timedelta(seconds=SESSION_IDLE_S)
 READ_AGAIN: Final = 2_000
@@ -132,7 +139,8 @@ def _follow(application: Application, run: str, seen_pk: int) -> None:
     new = calls.filter(pk__gt=seen_pk).only("arrived_at", "e2e_ms")
     last_call_at = max(call.ended_at or call.arrived_at for call in new)
     first = calls.order_by("arrived_at")
-    due_s = first.values_list("run_due_s", flat=True).exclude(run_due_s=None).first()
+    said_s = first.values_list("run_due_s", flat=True).exclude(run_due_s=None).first()
+    due_s = min((each for each in (said_s, application.run_deadline_s) if each is not None), default=None)
     own, served = first.values_list("own_region", "region").first() or ("", "")
     known, new_run = ApplicationRun.objects.get_or_create(  # its tenant may report it at this moment
         application=application,
@@ -233,7 +241,8 @@ def prune_runs(now: datetime) -> int:
         needed = application.runs.filter(LEARNED).values_list("pk", flat=True)[:MOST_RECORDS]
         old = application.runs.filter(ended_at__lt=now - timedelta(days=KEPT_DAYS)).exclude(pk__in=list(needed))
         deleted += old.delete()[0]
-    bare = Application.objects.filter(runs=None, created_at__lt=now - timedelta(days=KEPT_DAYS))
+    without_limits = dict.fromkeys(APPLICATION.fields)
+    bare = Application.objects.filter(runs=None, created_at__lt=now - timedelta(days=KEPT_DAYS), **without_limits)
     return deleted + bare.delete()[0]
 
 

@@ -54,6 +54,7 @@ urlpatterns = [
     path("applications/", applications.applications, name="applications"),
     path("applications/<int:pk>/", applications.application, name="application"),
     path("applications/<int:pk>/graph.json", applications.export, name="application-graph"),
+    path("applications/<int:pk>/limits/", applications.limit_runs, name="limit-runs"),
     path("applications/import/", applications.import_graph, name="import-graph"),
     path("applications/runs/<int:pk>/", applications.run, name="run"),
     path("requests/", requests.requests, name="requests"),

@@ -253,6 +253,11 @@ class Enter(Record, frozen=True):
     max_concurrent: int  # sequences of its tenant
     tokens_per_minute: int  # of its tenant; 0: not limited
     rates: bool = True  # whether limits, and budgets by the minute, apply
+    application: str = ""  # with `run`, the application run that it is a call of
+    run: str = ""
+    run_tokens: int = 0  # that it may use: of its prompt, and `max_tokens` or its predicted output
+    run_max_tokens: float | None = None  # of the whole run, as this call says; None: it says none
+    run_max_usd: float | None = None
     held: bool = False  # the first dispatcher before this one has admitted it: it is counted, and not answered
 
 

@@ -25,7 +25,7 @@ class Promises(Stage):
             if released:
                 self.waits.mark_overtaken(request.row)
             wait = estimate.wait
-            mean_s, p99_s = (wait.mean_s, wait.quantile_s()) if wait else (None, None)
+            mean_s, p99_s = (wait.mean_s, self.waits.quantile_s(request.row, wait)) if wait else (None, None)
             self.core.deliver(port.Waiting(request.asked.number, estimate.position, mean_s, p99_s))
         return False
 
@@ -38,7 +38,8 @@ class Promises(Stage):
             self.core.drop(request, self._unreachable(request, verdict, wait))
             return False
         if verdict.late_s or slo_class != own:
-            self.core.deliver(port.Admission(number, slo_class, verdict.late_s, wait.quantile_s() if wait else 0.0))
+            p99_s = self.waits.quantile_s(request.row, wait) if wait else 0.0
+            self.core.deliver(port.Admission(number, slo_class, verdict.late_s, p99_s))
         return True
 
     def _unreachable(self, request: Request, verdict: Verdict, wait: Wait) -> port.Refused:

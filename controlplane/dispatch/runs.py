@@ -22,6 +22,8 @@ from scheduling.fleet.profile import USUAL
 
 MAX_UNIT_S: Final = 3600.0
 """A unit that is reported to run, and whose end is not reported, is given up after so long."""
+TRIED: Final = -(2**62)
+"""In place of the row of a call that is not queued yet; no execution of a unit has it."""
 MAX_OPENED: Final = 10_000
 """Runs whose deadline is kept until their first call; the oldest goes first."""
 
@@ -33,6 +35,8 @@ class ApplicationRuns(Stage):
         self.fleet, self._pump = fleet, pump
         self.graphs: dict[Any, KnownGraph] = {}
         """By (tenant id, application)."""
+        self.deadlines: dict[Any, float] = {}
+        """Seconds that operators give the runs of an application: calls of one that cannot end by then are refused."""
         self.control = Runs(fleet, self.graphs, self._reading())
         self.standings = self.control.standings
         self._opened: OrderedDict[tuple[Any, str], float] = OrderedDict()
@@ -90,8 +94,14 @@ class ApplicationRuns(Stage):
 
     def admit(self, arrival: Arrival) -> Refused | None:
         asked = arrival.asked
-        stopped = self._stopped and self.is_stopped((asked.tenant_id, asked.application), asked.run)
-        return run_stopped(asked) if stopped else None
+        application = asked.tenant_id, asked.application
+        if self._stopped and self.is_stopped(application, asked.run):
+            return run_stopped(asked)
+        if application not in self.deadlines or not asked.run or arrival.again:
+            return None
+        call = self._call(asked, TRIED, int(asked.predicted_tokens), arrival.endpoint)
+        late_s = self.control.late_s(call, asked.arrived_s)
+        return None if late_s <= 0.0 else _too_late(asked, late_s)
 
     def is_stopped(self, application: Any, name: str) -> bool:
         return (application, name) in self._stopped
@@ -103,28 +113,32 @@ class ApplicationRuns(Stage):
     def queued(self, request: Request) -> None:
         """Follow *request* if it is a call of a run."""
         asked = request.asked
-        if not (asked.application and asked.run):
-            return
+        if asked.application and asked.run:
+            call = self._call(asked, request.row, request.predicted_tokens, request.endpoint, request.adapter)
+            request.run = self.control.arrive(call, asked.arrived_s).number
+
+    def _call(
+        self, asked: Asked, row: int, predicted_tokens: int, endpoint: Endpoint | None, adapter: int = -1
+    ) -> RunCall:
         application = asked.tenant_id, asked.application
         due_in_s = asked.run_due_s if asked.run_due_s is not None else asked.end_s
         if (application, asked.run) in self._opened:
             due_in_s = self._due_in_s(application, asked.run, self.fleet.now_s)
         at = self.fleet.preferred(asked.model, asked.region, asked.regions)
-        endpoint = self.fleet.endpoints[at] if at >= 0 else request.endpoint
-        call = RunCall(
-            request.row,
+        endpoint = self.fleet.endpoints[at] if at >= 0 else endpoint
+        return RunCall(
+            row,
             application,
             asked.run,
             asked.unit or NO_UNIT,
             asked.prompt_tokens,
-            request.predicted_tokens,
-            ServiceRate.of(endpoint.profile),
-            math.inf if due_in_s is None else due_in_s,
+            predicted_tokens,
+            ServiceRate.of(endpoint.profile if endpoint is not None else USUAL),
+            min(math.inf if due_in_s is None else due_in_s, self.deadlines.get(application, math.inf)),
             self.fleet.waiting_queue.weight(asked),
-            adapter=request.adapter,
-            endpoint=endpoint.index,
+            adapter=adapter,
+            endpoint=-1 if endpoint is None else endpoint.index,
         )
-        request.run = self.control.arrive(call, asked.arrived_s).number
 
     def _rate(self, model: str, region: str) -> ServiceRate:
         at = self.fleet.preferred(model, region)
@@ -169,3 +183,10 @@ class ApplicationRuns(Stage):
 
 def run_stopped(asked: Asked) -> Refused:
     return Refused(asked.number, 409, "run_stopped", "An operator has stopped this run.", None)
+
+
+def _too_late(asked: Asked, late_s: float) -> Refused:
+    text = (
+        f"The run {asked.run!r} of {asked.application!r} cannot end by its deadline: it would be {late_s:.1f} s late."
+    )
+    return Refused(asked.number, 429, "run_deadline_unreachable", text, None)

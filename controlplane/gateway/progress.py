@@ -85,6 +85,7 @@ class Progress(Struct, eq=False, kw_only=True):
     terms: SloTerms
     call: Call
     length: Prediction | None = None
+    run_limits: tuple[float | None, float | None] = (None, None)  # tokens and dollars of its whole run, as it says
     trace_context: tuple[tuple[str, str], ...] = ()  # headers for the instance
     span: Span | None = None  # None: it is not traced
     budget_warnings: tuple[str, ...] = ()  # budgets above their soft limit
@@ -347,6 +348,13 @@ class Progress(Struct, eq=False, kw_only=True):
         if self.call.kind.generates:
             return self.asked.prompt_tokens + int(self.asked.predicted_tokens)
         return self.asked.prompt_tokens if self.call.kind.computes else 0
+
+    @property
+    def most_tokens(self) -> int:
+        """Return the tokens that it may use; as many as expected, where it does not say how long its answer may be."""
+        asked = self.asked
+        most = asked.max_tokens if self.call.kind.generates else None
+        return self.expected_tokens if most is None else asked.prompt_tokens + most * asked.sequences
 
     @property
     def has_shown(self) -> bool:

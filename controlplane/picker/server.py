@@ -35,6 +35,7 @@ from controlplane.gateway.upstream.client import Upstream, head_of
 from controlplane.gateway.upstream.connections import Connection, Connections, Origin
 from controlplane.picker.exchange import ID, Exchange, current
 from controlplane.planning.execution.loop import ScalingLoop
+from controlplane.usage.run_terms import RunTermsReader
 
 USAGE, FIRST_TOKEN = "usage", "first_token_us"
 """Of the access log: namespace of the metadata with the fields of an answer's `usage`, and the custom tag with the time from
@@ -249,6 +250,8 @@ async def serve(address: str, part: str, grace_s: float) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     gateway = Gateway(ScalingLoop, part)
+    if gateway.dispatching is not None:
+        gateway.dispatching.allowances.runs.load = RunTermsReader()
     gateway.lease.wants = {role: wait_s for role, wait_s in gateway.lease.wants.items() if role != BATCHES}
     await gateway.start()
     try:

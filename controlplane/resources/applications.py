@@ -133,6 +133,7 @@ APPLICATIONS = Resource(
         ),
         Column("units", "Units", lambda row: len(row.units), draw="count", type=int),
         Column("records", "Records", draw="count", type=int, about="Runs that its demand graph is learned from."),
+        *(Column(name) for name in ("run_deadline_s", "run_max_tokens", "run_max_usd")),
         Column("last_run_at", "Last run (UTC)", draw="moment", type=Any),
     ),
     filters=(

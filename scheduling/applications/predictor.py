@@ -187,10 +187,12 @@ class DemandPredictor:
     """Learned from the records of *graph*, by the service *rates* of its units, those of the endpoints that serve them.
 
     `weights` are those of the table, the forest and the graph; `worth` is the mean completion time of recorded runs by the
-    table, the forest and both mixed (`served_s`).
+    table, the forest and both mixed (`served_s`). It has the table alone unless it is *learned*, which takes half its time.
     """
 
-    def __init__(self, graph: DemandGraph, rates: Mapping[str, ServiceRate], seed: int = 1) -> None:
+    def __init__(
+        self, graph: DemandGraph, rates: Mapping[str, ServiceRate], seed: int = 1, *, learned: bool = True
+    ) -> None:
         self.units = {name: number for number, name in enumerate(graph.units)}
         self._rate = np.array(
             [(each.base_s, each.input_s, each.output_s) for each in map(rates.get, graph.units) if each]
@@ -208,11 +210,12 @@ class DemandPredictor:
         self._features, self._service, self._path = np.array(features), np.array(service), np.array(path)
         self._task = _tasks(graph)
         self._cells = self._table(np.minimum(visits, MOST_VISITS))
-        self._forest, self._seen = self._grown()
         self.left_s = self._seconds(self._service, self._rate)
         """What was left at each moment."""
-        self.weights, self.worth = TABLE, dict[str, float]()
-        self._earn(graph, rates)
+        self.weights, self.worth, self._learned = TABLE, dict[str, float](), learned
+        if learned:
+            self._forest, self._seen = self._grown()
+            self._earn(graph, rates)
 
     def _moments(self, graph: DemandGraph, record: RunRecord) -> Iterator[tuple[int, int, Floats, Floats, Floats]]:
         """Yield of each step of *record*: unit, visits before, features, and the demand from it on by unit, whole and along
@@ -395,25 +398,41 @@ class DemandPredictor:
         return odd
 
     def draw(
-        self, shown: Shown, opening: Opening, rate: Floats, count: int, walks: Remaining | None, learned: bool = True
+        self,
+        shown: Shown,
+        opening: Opening,
+        rate: Floats,
+        count: int,
+        walks: Remaining | None,
+        learned: bool = True,
+        ended: bool = False,
     ) -> Remaining | None:
-        """Return *count* samples of what is left of a run from the step that has just begun on, or None for a unit that no
-        record has. *rate* (U, 3) is that of its endpoints, *walks* are the graph's samples where it has a weight; not
-        *learned*, the table's.
+        """Return *count* samples of what is left of a run from the step that has just begun on, after it if it has *ended*;
+        None for a unit that no record has. *rate* (U, 3) is that of its endpoints, *walks* are the graph's samples where it
+        has a weight; not *learned*, the table's.
         """
         unit = self.units.get(opening.unit, -1)
         features = self._vector(shown, opening)
         cell = self._cells.get((unit, _visits(features)))
         if cell is None:
             return None
-        weights, leaves = self.weights if learned else TABLE, self._leaves(unit, features)
-        of_graph = round(weights[2] * count) if walks is not None else 0
+        weights, leaves = TABLE, np.zeros(0, np.int64)
+        if learned and self._learned:
+            weights, leaves = self.weights, self._leaves(unit, features)
+        of_graph = round(weights[2] * count) if walks is not None and not ended else 0
         of_forest = round(weights[1] * count) if leaves.size else 0
-        leaf = leaves[np.arange(of_forest) * leaves.size // max(1, of_forest)]
-        begin, size = self._forest.begin[leaf], self._forest.end[leaf] - self._forest.begin[leaf]
-        members = begin + (np.arange(of_forest) * GOLDEN % 1.0 * size).astype(np.int64)
-        chosen = np.concatenate([_spaced(cell, count - of_graph - of_forest), self._forest.moments[members]])
+        chosen = _spaced(cell, count - of_graph - of_forest)
+        if of_forest:
+            leaf = leaves[np.arange(of_forest) * leaves.size // of_forest]
+            begin, size = self._forest.begin[leaf], self._forest.end[leaf] - self._forest.begin[leaf]
+            members = begin + (np.arange(of_forest) * GOLDEN % 1.0 * size).astype(np.int64)
+            chosen = np.concatenate([chosen, self._forest.moments[members]])
+        if ended:  # the next moment of its run is left, if there is one
+            left = np.append(self._run[1:] == self._run[:-1], False)[chosen]
+            chosen = np.where(left, chosen + 1, chosen)
         service_s, path_s = self._seconds(self._service[chosen], rate), self._seconds(self._path[chosen], rate)
+        if ended:
+            service_s, path_s = service_s * left, path_s * left
         if walks is None or not of_graph:
             return Remaining(service_s, path_s)
         at_walks = _spaced(np.arange(walks.service_s.size), of_graph)

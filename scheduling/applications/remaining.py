@@ -235,13 +235,8 @@ def build(graph: DemandGraph, rates: Mapping[str, ServiceRate], *, refined: bool
         outcome=by_visit.astype(np.int64),
         child_first=np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)]),
         child=np.array([each for led_to in children for each in led_to], np.int64),
-        rate=rate_rows(graph, rates),
+        rate=np.array([(rate.base_s, rate.input_s, rate.output_s) for rate in (rates[unit] for unit in graph.units)]),
     )
-
-
-def rate_rows(graph: DemandGraph, rates: Mapping[str, ServiceRate]) -> Floats:
-    """Return `GraphArrays.rate` of *graph*, by the *rates* of its units."""
-    return np.array([(rate.base_s, rate.input_s, rate.output_s) for rate in (rates[unit] for unit in graph.units)])
 
 
 def _outcome_ranges(first: Ints, fewest: int) -> Ints:
@@ -389,21 +384,6 @@ def sample_remaining(
                     earlier[waiting, 0], earlier[waiting, 1], earlier[waiting, 2] = taken, given, parallel
                     begins_s[waiting] = ends_s
                     waiting += 1
-
-
-def start_of(graph: DemandGraph, random: np.random.Generator) -> Position:
-    """Return a position before the first step: first units drawn as the graph's records begin."""
-    branches = graph.next_units()
-    chosen = list(branches)[int(random.choice(len(branches), p=list(branches.values())))]
-    index = {name: number for number, name in enumerate(graph.units)}
-    count = len(chosen)
-    return Position(
-        unit=np.array([index[name] for name in chosen], np.int64),
-        before=np.full(count, len(index), np.int64),
-        known=np.full((count, 3), UNKNOWN),
-        known_before=np.zeros((count, 3)),
-        visits=np.zeros(len(index), np.int64),
-    )
 
 
 def remaining(arrays: GraphArrays, position: Position, count: int, seed: int) -> Remaining:

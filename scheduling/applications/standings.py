@@ -11,7 +11,7 @@ calls are predicted to need.
 """
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -57,9 +57,11 @@ class KnownGraph(NamedTuple):
 
     units: Mapping[str, int]
     arrays: GraphArrays
+    recorded: Remaining
+    """Recorded runs."""
+    whole: bool = False
+    """Whether a run is predicted by these alone, whatever it has done so far."""
     predictor: DemandPredictor | None = None
-    whole: Remaining | None = None
-    """Recorded runs, if a run is predicted by these alone, whatever it has done so far; None otherwise."""
     outlooks: Mapping[str, UnitOutlook] = {}
     backends: Mapping[str, Backend] = {}
 
@@ -71,10 +73,10 @@ class KnownGraph(NamedTuple):
         *,
         refined: bool = True,
         whole: bool = False,
-        learns: bool = True,
+        by: str = "learned",
     ) -> "KnownGraph":
-        """Return what *graph* says: without correlations unless *refined*, only of *whole* runs if that is set, and where
-        it *learns*, with a predictor.
+        """Return what *graph* says: without correlations unless *refined*, only of *whole* runs if that is set, and with the
+        predictor that runs are drawn *by*, or a lesser one (`RUN_DEMANDS`).
 
         Fewer than `FEWEST_MATCHES` records do not say what to warm. Raises ValueError if nothing is recorded.
         """
@@ -84,9 +86,10 @@ class KnownGraph(NamedTuple):
             np.array([graph.path_s(record, rates) for record in graph.records]),
         )
         outlooks = graph.outlooks() if len(graph.records) >= FEWEST_MATCHES else {}
-        predictor = DemandPredictor(graph, rates) if learns and refined and not whole and graph.records else None
-        arrays = build(graph, rates, refined=refined)
-        return cls(units, arrays, predictor, recorded if whole else None, outlooks, graph.units)
+        predictor = None
+        if by != "graph" and refined and not whole and graph.records:
+            predictor = DemandPredictor(graph, rates, learned=by == "learned")
+        return cls(units, build(graph, rates, refined=refined), recorded, whole, predictor, outlooks, graph.units)
 
     def most_at_once(self, unit: str) -> int:
         """Return the most requests that a recorded step of *unit* had."""
@@ -277,6 +280,12 @@ class Run:
             had_s[id(step)] = min(call_s, had_s.get(id(step), math.inf))
         return min(had_s.values(), default=0.0)
 
+    def path_left_s(self, share: float, produced: Callable[[int], int] | None = None) -> float:
+        """Return the quantile *share* of the path that it has left, by what was drawn last."""
+        assert self.path_s is not None
+        at = max(0, math.ceil(share * self.path_s.size) - 1)
+        return max(0.0, float(self.path_s[at]) - self.path_had_s(produced))
+
     def _predicted(self) -> Remaining:
         """Return what it takes if nothing follows the open calls, its service whole."""
         calls_s = [_service_s(call, call.predicted_tokens) for _, call in self.calls.values()]
@@ -293,13 +302,14 @@ class Run:
         more = step.unit in graph.outlooks and step.gathers(now_s, graph)
         count = max(step.calls, graph.outlooks[step.unit].parallelism if more else 0)
         opening = Opening(step.unit, step.input_tokens / step.calls, predicted / step.calls, count)
-        left = graph.predictor.draw(self.shown, opening, rate, SAMPLES, walks, learned=by == "learned")
+        ended, learned = not step.open, by == "learned"
+        left = graph.predictor.draw(self.shown, opening, rate, SAMPLES, walks, learned, ended=ended)
         if left is None:
             return None
         others = [(one, call) for one, call in self.calls.values() if one is not step]  # of branches that began before
         others_s = [_service_s(call, call.predicted_tokens) for _, call in others]
-        had_s = sum(one.service_s for one in self.steps if one is not step)
-        path_s = np.maximum(left.path_s, max(others_s, default=0.0)) if step.open else np.zeros(1)
+        had_s = sum(one.service_s for one in self.steps if one is not step or not step.open)
+        path_s = np.maximum(left.path_s, max(others_s, default=0.0))
         return Remaining(left.service_s + sum(others_s) + had_s, path_s)
 
     def draw(self, graph: KnownGraph | None, now_s: float, bucket_count: int = BUCKETS, by: str = "graph") -> None:
@@ -310,10 +320,10 @@ class Run:
         self.gathered_s = np.inf
         if self.total_s is not None:
             service_s, path_s = np.array([self.total_s]), np.array([self.total_s - self.attained_s()])
-        elif graph is None or not self.steps or any(step.unit not in graph.units for step in self.steps):
+        elif graph is None or any(step.unit not in graph.units for step in self.steps):
             service_s, path_s = self._predicted()
-        elif graph.whole is not None:
-            service_s, path_s = graph.whole
+        elif graph.whole or not self.steps:
+            service_s, path_s = graph.recorded
         else:
             seed = (self.number + 1) * 1_000_003 + self.draws
             models = {graph.backends[unit].name: rate for unit, rate in self.rates.items() if unit in graph.backends}
@@ -353,14 +363,11 @@ class Run:
     def standing(self, now_s: float, reading: "Reading", produced: Callable[[int], int] | None = None) -> Standing:
         """Return its standing by what was drawn last, and note when it is to be refreshed."""
         assert self.whole_s is not None
-        assert self.path_s is not None
         attained_s, rank, refresh = self.attained_s(produced), np.empty(1), np.empty(1)
         gittins_ranks(self.whole_s[None], np.array([attained_s]), np.array([self.weight]), rank, refresh)
         self.refresh_s = float(refresh[0])
         mean_s = max(0.0, float(self.whole_s[MEAN].mean()) - attained_s)
-        had_s = self.path_had_s(produced)
-        at = max(0, math.ceil(reading.worst * self.path_s.size) - 1)
-        least_s, worst_s = (max(0.0, float(path_s) - had_s) for path_s in self.path_s[[0, at]])
+        least_s, worst_s = (self.path_left_s(share, produced) for share in (0.0, reading.worst))
         began_s, due_s, self.late_s = self.began_s, self.due_s, np.inf
         if self.first:
             began_s, due_s = FIRST_S, FIRST_S
@@ -507,6 +514,11 @@ def follows_runs(policy: EndpointPolicy) -> bool:
     """Whether an endpoint of *policy* orders by application run: its requests, or those inside request groups."""
     ordering = ORDERINGS[policy.ordering]
     return ordering in BY_RUN or (ordering == QLM and GROUP_ORDERS[policy.group_order] == BY_RANK)
+
+
+def most_learned(demands: Iterable[str]) -> str:
+    """Return that of *demands*, values of the knob `run_demand`, which needs the most to be known of an application."""
+    return max(demands, key=("graph", "table", "learned").index, default="graph")
 
 
 def key_in_run(ordering: int, standing: Standing, priority: int, stretch: float) -> float:

@@ -35,8 +35,7 @@ class AdmissionControl:
             return math.inf
         slot = self.fleet.slot(row)
         endpoint = int(self.fleet.waiting.endpoint[slot])
-        factor = self.waits.calibration(endpoint, verdict.terms.slo_class).factor
-        return factor * verdict.wait.quantile_s() + self._prefill_s(endpoint, slot)
+        return self.waits.quantile_s(row, verdict.wait) + self._prefill_s(endpoint, slot)
 
     def expected(self, row: int, terms: ClassTerms) -> tuple[Wait | None, float]:
         """Queue *row* on *terms*; return its estimated wait, and by how much it will miss its promise."""
@@ -45,7 +44,7 @@ class AdmissionControl:
             self.waits.forget(row)
             fleet.queue_on(row, terms)
             if (slot := fleet.slot(row)) >= 0:
-                self.waits.begin(row, slot)
+                self.waits.begin(row, slot, again=True)
         estimate = self.waits.estimated(row)
         if estimate is None:  # an instance took it, or the queue manager holds it
             return Wait(), 0.0

@@ -37,13 +37,14 @@ class Fallbacks:
     def serve_late(self, row: int) -> bool:
         """Whether the fallback of its model serves the request of *row*, which waits: it is queued there then.
 
-        By its estimated wait, or because it has waited so long, or nothing serves its model any longer.
+        By the median of its wait, or because it has waited so long, or nothing serves its model any longer.
         """
         asks = self.fleet.fallback_of(row)
         if asks is None:
             return False
         estimate = self.waits.estimated(row) if asks.wait_s is not None else None
-        expected_s = estimate.wait.mean_s if estimate is not None and estimate.wait is not None else 0.0
+        wait = estimate.wait if estimate is not None else None
+        expected_s = self.waits.quantile_s(row, wait, 0.5) if wait is not None else 0.0
         waited_s = self.fleet.now_s - float(self.fleet.requests.arrival_s[row])
         chosen = self.choose(asks, max(waited_s, expected_s))
         if chosen is not None:

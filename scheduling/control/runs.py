@@ -44,6 +44,22 @@ class Runs:
             self.rank(run, call.request)
         return run
 
+    def late_s(self, call: RunCall, arrival_s: float) -> float:
+        """Return by how much the run of *call*, which is not queued yet, will be late at the least; negative: it can be in
+        time. That is by the shortest path drawn for it, where nothing waits.
+        """
+        run = self.standings.arrive(call, arrival_s)
+        produced = self.fleet.produced(run.calls.keys() - {call.request})
+        self.standings.refreshed(run, self.fleet.now_s, produced, self._predicts(run))
+        late_s = self.fleet.now_s + run.path_left_s(0.0, produced) - run.due_s
+        self.end(call.request, None)
+        return late_s
+
+    def _predicts(self, run: Run) -> str:
+        """Return the knob `run_demand` of the endpoint that *run* goes to."""
+        at = max(0, run.latest.endpoint) if run.latest is not None else 0
+        return self.fleet.endpoints[at].policy.run_demand if self.fleet.endpoints else EndpointPolicy().run_demand
+
     def end(self, request: int, output_tokens: float | None) -> None:
         """End the call *request*, if it is one of a run, as `Standings.end` does."""
         self.standings.end(request, output_tokens, self.fleet.now_s)
@@ -53,9 +69,8 @@ class Runs:
         any key changed.
         """
         fleet, waiting = self.fleet, self.fleet.waiting
-        at = max(0, run.latest.endpoint) if run.latest is not None else 0
-        by = fleet.endpoints[at].policy.run_demand if fleet.endpoints else EndpointPolicy().run_demand
-        standing = self.standings.refreshed(run, fleet.now_s, produced or fleet.produced(run.calls), by)
+        produced = produced or fleet.produced(run.calls)
+        standing = self.standings.refreshed(run, fleet.now_s, produced, self._predicts(run))
         slots = np.flatnonzero((waiting.run == run.number) & (waiting.position >= 0)).tolist()
         fleet.record_standing([*map(fleet.row_at, slots), *[row] * (row >= 0)], standing)
         return sum(self._rekey(slot, standing) for slot in slots) > 0

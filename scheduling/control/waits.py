@@ -16,7 +16,7 @@ from scheduling.control.fleet import Fleet
 from scheduling.fleet.arrays import at_once
 from scheduling.fleet.profile import Profile
 from scheduling.fleet.state import LearnedWaits, WaitState
-from scheduling.queueing.promises import Calibration
+from scheduling.queueing.promises import P99, Calibration
 from scheduling.queueing.waits.correction import Correction
 from scheduling.queueing.waits.starting import Coming, sooner, until_produced
 from scheduling.queueing.waits.waiting_in_queues import ahead_in_queue
@@ -95,8 +95,8 @@ class Waits:
 
     # Learning
 
-    def begin(self, row: int, slot: int) -> None:
-        """Count the expected output of the request of *row*, which begins to wait in *slot*."""
+    def begin(self, row: int, slot: int, *, again: bool = False) -> None:
+        """Count the expected output of the request of *row*, which begins to wait in *slot*; *again*: on other terms."""
         waiting = self.fleet.waiting
         self._make_room()
         endpoint, predicted = int(waiting.endpoint[slot]), float(waiting.output_tokens[slot])
@@ -105,6 +105,9 @@ class Waits:
         mean = min(mean, self.fleet.max_tokens(row))
         weight = self.weight(endpoint, int(waiting.prompt_tokens[slot]))
         self._expected[slot] = weight * mean, weight * weight * variance, weight * error
+        if not again:
+            at_s = float(self.fleet.requests.arrival_s[row])
+            self.learned[endpoint].arrivals.add(at_s, float(waiting.key[slot]) - at_s, weight * mean)
 
     def _make_room(self) -> None:
         more = self.fleet.waiting.key.size - self._expected.shape[0]
@@ -128,7 +131,7 @@ class Waits:
         endpoint, slo_class = int(self.fleet.instances.endpoint[instance]), self.fleet.slo_class(row)
         waited_s = placed_s - since_s
         if estimate.wait is not None:
-            self.calibration(estimate.endpoint, slo_class).learn(estimate.wait.quantile_s(), waited_s)
+            self.calibration(estimate.endpoint, slo_class).learn(estimate.wait, waited_s)
         if estimate.uncorrected_s is None or estimate.endpoint != endpoint:
             return
         if self.shares(instance):
@@ -152,7 +155,7 @@ class Waits:
         del finished_s[:-RATE_WINDOW]
 
     def calibration(self, endpoint: int, slo_class: str) -> Calibration:
-        """Return what waits of a class at *endpoint* teach about their estimated 99th percentiles."""
+        """Return what waits of a class at *endpoint* teach about their estimates."""
         return self.learned[endpoint].calibrations.setdefault(slo_class, Calibration())
 
     def correction(self, endpoint: int, slo_class: str) -> Correction:
@@ -178,7 +181,8 @@ class Waits:
     def learned_state(self, endpoint: int) -> LearnedWaits:
         """Return what waits at *endpoint* have taught."""
         one, now_s = self.learned[endpoint], self.fleet.now_s
-        return structs.replace(one, finished_s=[at_s - now_s for at_s in one.finished_s])
+        finished_s, arrivals = [at_s - now_s for at_s in one.finished_s], one.arrivals.since(now_s)
+        return structs.replace(one, finished_s=finished_s, arrivals=arrivals)
 
     def waiting_state(self, row: int) -> WaitState:
         """Return what is expected of *row*, which waits."""
@@ -219,6 +223,16 @@ class Waits:
         slot = self.fleet.slot(row)
         return self._estimate(int(self.fleet.waiting.endpoint[slot]), slot, self.fleet.slo_class(row))
 
+    def quantile_s(self, row: int, wait: Wait, share: float = P99) -> float:
+        """Return what *wait* of *row* will not exceed with a probability of *share*, as waits of its class did."""
+        slot = self.fleet.slot(row)
+        if slot < 0:  # an instance took it
+            return 0.0
+        endpoint = int(self.fleet.waiting.endpoint[slot])
+        calibration = self.calibration(endpoint, self.fleet.slo_class(row))
+        # Earlier waits say nothing of an instance that starts.
+        return (Calibration() if self.coming(endpoint, self.serving(endpoint)) else calibration).quantile_s(wait, share)
+
     def of_next(self, endpoint: int) -> Wait | None:
         """Return the wait of a request that would join the queue of *endpoint* last; None while the pace is unknown."""
         if not self.fleet.waiting.size[endpoint] and self._up(endpoint):
@@ -238,9 +252,12 @@ class Waits:
             return Estimate(endpoint, position)
         pace, overtaken_s, throughput = known
         own = self._until_given(work, endpoint, instance, pace.lengths, throughput)
+        corrected = throughput.tokens_per_s / pace.by_profile.tokens_per_s
+        if slot != LAST and instance == TOGETHER:
+            own = self._with_later_work(own, endpoint, slot, corrected, pace)
         # Before lengths are known, a wait does not teach throughput; nor does a wait for other models.
         is_known = work.requests > 0 and work.error <= MAX_ERROR * work.mean and not work.others_s
-        uncorrected_s = own.mean_s * throughput.tokens_per_s / pace.by_profile.tokens_per_s if is_known else None
+        uncorrected_s = own.mean_s * corrected if is_known else None
         spread_s2 = overtaken_s * (overtaken_s + 2.0 * own.mean_s) * throughput.relative_variance
         own = own.then(Wait(overtaken_s, spread_s2))
         # Groups in time keep their place (`reordering.scheduler`): only late ones gain new instances.
@@ -249,6 +266,13 @@ class Waits:
             own = sooner(own, together[-1].tokens_per_s, coming)
         wait, batch = Wait(work.others_s, work.others_s2).then(own), throughput.batch
         return Estimate(endpoint, position, wait, uncorrected_s, work.requests >= batch, batch, serving)
+
+    def _with_later_work(self, own: Wait, endpoint: int, slot: int, corrected: float, pace: Pace) -> Wait:
+        """Return *own* with what will overtake *slot*, by the profile alone: what is learned is a factor on both."""
+        now_s, alone_s = self.fleet.now_s, own.mean_s * corrected
+        left_s, rate = float(self.fleet.waiting.key[slot]) - now_s, pace.by_profile.tokens_per_s
+        times = self.learned[endpoint].arrivals.overtaken_s(alone_s, left_s, now_s, rate) / max(alone_s, 1e-9)
+        return Wait(own.mean_s * times, own.variance_s2 * times * times)
 
     def _of_first(self, endpoint: int, slot: int, coming: list[Coming]) -> Estimate:
         """Return the wait of *slot* where no instance of *endpoint* serves yet."""
@@ -288,7 +312,8 @@ class Waits:
         return WorkAhead(*self._ahead_in_queue(*of, slot, instance, fleet.now_s))
 
     def _pulling(self, endpoint: int, slot: int) -> int:
-        """Return the instance of *endpoint* whose virtual queue holds the group of *slot*; TOGETHER where it is in none.
+        """Return the instance of *endpoint* whose virtual queue holds the group of *slot*; TOGETHER where it is in none, or
+        that instance has its shared GPUs: the scheduler serves its model by key then, whatever is between its groups now.
 
         For the next request (LAST) that would wait for a swap, the instance that the swap brings up.
         """
@@ -301,7 +326,10 @@ class Waits:
         group = int(groups.members["group"][slot])
         queue = int(groups.groups["queue"][group]) if group >= 0 else -1
         pulling = members[groups.queue_of[members] == queue]
-        return int(pulling[0]) if queue >= 0 and pulling.size else TOGETHER
+        if queue < 0 or not pulling.size:
+            return TOGETHER
+        one = int(pulling[0])
+        return TOGETHER if self.shares(one) and self.fleet.instances.accepting[one] else one
 
     # Instances and paces
 

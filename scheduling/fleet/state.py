@@ -11,6 +11,7 @@ from msgspec import Struct, field, structs
 
 from scheduling.queueing.promises import Calibration
 from scheduling.queueing.waits.correction import Correction
+from scheduling.queueing.waits.overtaking import Arrivals
 from scheduling.queueing.waits.waiting_time import Estimate, Moments
 
 LONG_AGO_S: Final = -1e9
@@ -169,6 +170,7 @@ class LearnedWaits(Struct):
     corrections: dict[str, Correction] = {}
     calibrations: dict[str, Calibration] = {}
     finished_s: list[float] = []
+    arrivals: Arrivals = field(default_factory=Arrivals)
 
 
 class EndpointState(Struct, forbid_unknown_fields=True):

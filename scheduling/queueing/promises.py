@@ -9,6 +9,7 @@ simulator.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import ClassVar, Final
 
 from msgspec import Struct
@@ -25,6 +26,10 @@ IF_UNREACHABLE: Final = {
 }
 UNREACHABLE: Final = "deadline_unreachable"
 """Error code of a request that is refused for it."""
+
+
+P99: Final = 0.99
+"""Probability with which a promise has to be kept, to count as reachable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,47 +86,53 @@ def fallbacks(terms: ClassTerms, known: Mapping[str, ClassTerms]) -> tuple[Class
 
 
 class Calibration(Struct):
-    """Corrects the 99th percentile of estimated waits by the waits that followed, of one class at one endpoint.
+    """The distribution of waits of one class at one endpoint about their estimates, by the waits that followed.
 
-    With few requests ahead the estimate counts on all that run to end first, its safe side (QLM equation 2). Where the fleet
-    is kept full by work that waits behind, that is many times too long. Refused requests teach nothing, so that one
-    in fifty unreachable requests counts as reachable, and one in ten until enough waits are known.
+    Split conformal prediction: a quantile of a wait is its mean and that of the last errors, each in units of `_scale_s` of
+    its estimate, whatever makes estimates err. Refused requests teach nothing, so that one in fifty
+    unreachable requests counts as reachable, and one in ten until enough waits are known.
     """
 
     ENOUGH: ClassVar[int] = 50
-    """Waits after which it corrects anything."""
-    KEPT: ClassVar[int] = 200
+    """Waits after which it is used; before, waits are normally distributed, as estimated."""
+    KEPT: ClassVar[int] = 500
+    SHARE: ClassVar[float] = 0.2
+    LITTLE_S: ClassVar[float] = 0.05
     TRIED: ClassVar[int] = 10
     TRIED_LATER: ClassVar[int] = 50
 
-    ratios: list[float] = []
-    """Of the last waits to their estimated 99th percentiles, oldest first."""
+    errors: list[float] = []
+    """Of the last waits, oldest first."""
     unreachable: int = 0
 
-    def learn(self, p99_s: float, waited_s: float) -> None:
-        """Learn from a request that waited for *waited_s* where *p99_s* was estimated."""
-        if p99_s > 0.0:
-            self.ratios.append(waited_s / p99_s)
-            del self.ratios[: -self.KEPT]
+    def learn(self, wait: Wait, waited_s: float) -> None:
+        """Learn from a request that waited for *waited_s* where *wait* was estimated."""
+        self.errors.append((waited_s - wait.mean_s) / self._scale_s(wait))
+        del self.errors[: -self.KEPT]
 
-    @property
-    def factor(self) -> float:
-        """Return the factor on the estimated 99th percentile, at most 1: all waits known kept within it."""
-        if len(self.ratios) < self.ENOUGH:
-            return 1.0
-        return min(1.0, max(self.ratios))
+    def quantile_s(self, wait: Wait, share: float = P99) -> float:
+        """Return what *wait* will not exceed with a probability of *share*."""
+        count = len(self.errors)
+        if count < self.ENOUGH:
+            return wait.quantile_s(NormalDist().inv_cdf(share))
+        error = sorted(self.errors)[min(count, math.ceil(share * (count + 1))) - 1]
+        return max(0.0, wait.mean_s + error * self._scale_s(wait))
+
+    def _scale_s(self, wait: Wait) -> float:
+        """Return the scale of an error: the standard deviation, with a share of the mean, and what is little of any wait."""
+        return math.hypot(math.sqrt(wait.variance_s2), self.SHARE * wait.mean_s) + self.LITTLE_S
 
     def late_s(self, wait: Wait | None, due_s: float, prefill_s: float) -> float:
-        """Return by how many seconds a promise will be missed at the 99th percentile of *wait*; 0 if it can be kept, or is
-        tried.
+        """Return by how many seconds a promise will be missed at the 99th percentile of *wait*; 0 if it is missed with a
+        probability of at most 1%, or is tried.
 
         *due_s* is when the first token is due, after the same moment as *wait*; *prefill_s* is the time of its prefill.
         Without an estimate the promise counts as reachable.
         """
-        late = 0.0 if wait is None else max(0.0, self.factor * wait.quantile_s() + prefill_s - due_s)
+        late = 0.0 if wait is None else max(0.0, self.quantile_s(wait) + prefill_s - due_s)
         if late > 0.0:
             self.unreachable += 1
-            every = self.TRIED if len(self.ratios) < self.ENOUGH else self.TRIED_LATER
+            every = self.TRIED if len(self.errors) < self.ENOUGH else self.TRIED_LATER
             if self.unreachable % every == 0:
                 return 0.0
         return late

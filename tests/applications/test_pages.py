@@ -1,20 +1,26 @@
 """Pages and REST of applications."""
 
 import json
+import re
 from datetime import timedelta
 
+import numpy as np
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import connection
 from django.utils import timezone
 
 from controlplane.applications.models import Application, ApplicationRun
-from controlplane.applications.selectors import graph_of
-from controlplane.applications.services import calls_of, follow_runs
+from controlplane.applications.selectors import demand_by, graph_of, predictions
+from controlplane.applications.services import APPLICATION, calls_of, follow_runs, prune_runs
+from controlplane.applications.spans import rates_of
 from controlplane.console.live.state import LiveState, tables_of
 from controlplane.console.pages.applications import views
 from controlplane.events.models import Event
 from controlplane.fleet.models import Deployment
+from controlplane.tuning import selectors as tuning
+from controlplane.usage.run_terms import used
+from scheduling.applications.demand_graph import step_service_s
 from tests.applications.conftest import learned
 from tests.console.conftest import ledger_row
 
@@ -221,3 +227,63 @@ def test_one_line_says_what_was_warmed_early(client, operator, application, monk
     monkeypatch.setattr(views.feed, "state", lambda: LiveState(tables=tables))
     client.force_login(operator)
     assert "12 LoRA adapters (9 used)" in client.get("/applications/").content.decode()
+
+
+def test_an_operator_of_the_tenant_limits_runs(client, operator, viewer, application):
+    """On the page, by REST and with the inventory; what is left out stays, and what is empty ends."""
+    client.force_login(operator)
+    page = f"/applications/{application.pk}/"
+    form = {"run_deadline_s": "90", "run_max_tokens": "120000", "run_max_usd": "", "reason": "agents run away"}
+    said = client.post(f"{page}limits/", form, follow=True).content.decode()
+    assert "The limits of review&#x27;s runs are changed" in said
+    assert re.search(r"Limits of a run: deadline 1:30.min, tokens 120.*k, dollars .<", said)
+    assert Event.objects.latest("pk").reason == "agents run away"
+    rest = f"/api/applications/{application.pk}"
+    changed = client.patch(rest, {"run_max_usd": 0.5, "run_deadline_s": None}, content_type="application/json")
+    assert [changed.json()[name] for name in APPLICATION.fields] == [None, 120_000, 0.5]
+    assert (
+        "greater than or equal to 1"
+        in client.post(f"{page}limits/", form | {"run_max_tokens": "0"}, follow=True).content.decode()
+    )
+    client.force_login(viewer)
+    refused = (
+        client.patch(rest, {"run_max_usd": 9}, content_type="application/json"),
+        client.post(f"{page}limits/", form),
+    )
+    assert [each.status_code for each in refused] == [403, 404]
+
+
+def test_an_application_with_limits_is_kept_without_runs(acme):
+    old = timezone.now() - timedelta(days=60)
+    for name, most in (("bare", None), ("limited", 10)):
+        Application.objects.create(tenant=acme, name=name, created_at=old, run_max_tokens=most)
+    prune_runs(timezone.now())
+    assert [each.name for each in Application.objects.all()] == ["limited"]
+
+
+def test_what_runs_have_used_is_read_from_the_ledger_after_a_takeover(acme):
+    """Those followed, those not yet followed, and none that ended long ago."""
+    now = timezone.now()
+    for run, minutes, model in (("one", 9, "m"), ("one", 8, "n"), ("ended", 600, "m"), ("old", 3_000, "m")):
+        ledger_row(
+            acme, arrived_at=now - timedelta(minutes=minutes), application="review", run=run, model=model,
+            prompt_tokens=30, output_tokens=12, e2e_ms=1000.0,
+        )  # fmt: skip
+    follow_runs(now)
+    ledger_row(acme, arrived_at=now, application="review", run="new", model="m", prompt_tokens=5, output_tokens=2)
+    key = acme.pk, "review"
+    assert used(now) == {(*key, "one"): {"m": 42, "n": 42}, (*key, "ended"): {"m": 42}, (*key, "new"): {"m": 7}}
+
+
+def test_work_left_is_predicted_by_what_orders_runs(application, running, settings):
+    """By recorded runs at the same moment or by walks of the graph, as the models of its units say."""
+    graph, left = graph_of(application), {}
+    for by in ("table", "graph"):
+        settings.RUN_DEMAND = by
+        tuning.latest.forget()
+        assert demand_by(graph) == by
+        (left[by],) = predictions(graph, [running])
+    assert left["table"].mean_s != left["graph"].mean_s
+    rates, steps = rates_of(graph.units), [record.steps for record in graph.records]
+    service_s = [[step_service_s(each, graph.units[each.unit], rates[each.unit]) for each in of] for of in steps]
+    assert left["table"].mean_s == pytest.approx(np.mean([sum(each[1:]) for each in service_s]), rel=0.05)

@@ -9,6 +9,8 @@ earlier waits, `below_p99` the share of waits below their estimated 99th percent
 shares of the mean wait. `from_four_groups` is over the bursts of four groups and more, `shorter` over the others,
 `steady` over the requests after them. `estimate_us` is a call from Python as the gateway makes it, 300 and 100,000
 requests waiting.
+
+`--scenes SEED` judges the whole of it instead, in the simulator: twelve drawn fleets (`_wait_scenes`), one with `--scene N`.
 """
 
 import argparse
@@ -36,6 +38,7 @@ from scheduling.simulation.cluster.description import Cluster, InstanceSpec
 from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import Requests, make_requests
+from tests.bench import _wait_scenes
 
 KEY = ("m", "chat")
 
@@ -55,6 +58,8 @@ MOST_TOKENS = 2048
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--profile", choices=PROFILES, help="this one alone")
+    parser.add_argument("--scenes", type=int, metavar="SEED", help="judge the drawn fleets of this seed instead")
+    parser.add_argument("--scene", type=int, choices=range(_wait_scenes.SCENES), help="of these, one alone")
 
 
 def lengths(random: np.random.Generator, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -209,6 +214,8 @@ def estimate_us(waiting: int) -> float:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
+    if options.scenes is not None:
+        return _wait_scenes.run(options.scenes, options.scene)
     warm_up()
     result: dict[str, Any] = {}
     for name in [options.profile] if options.profile else PROFILES:

@@ -111,6 +111,12 @@ async def test_anthropic_for_node(said):
     check_messages(await said("anthropic_node.mjs", "node"))
 
 
+@pytest.mark.parametrize("environment", ["openai", "anthropic"])
+async def test_no_sdk_sends_a_call_again_that_is_beyond_the_limit_of_its_run(run, environment):
+    said = await run(environments.python_of(environment), CALLS / "run_limit.py", at=GATEWAY)
+    assert json.loads(said.splitlines()[-1]) == ["RateLimitError", "run_limit_reached", "0"]
+
+
 async def test_litellm(said):
     check(
         await said("litellm_calls.py", "litellm"),

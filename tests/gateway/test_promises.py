@@ -8,11 +8,12 @@ import pytest
 from channels.db import database_sync_to_async
 
 from controlplane.fleet.models import SloClass
+from scheduling.queueing.promises import Calibration
 from scheduling.queueing.waits.waiting_time import Estimate, Wait
 from tests.gateway.conftest import open_sdk, until
 
 WAIT = Wait(30.0, 25.0)
-P99_S = WAIT.quantile_s()
+P99_S = Calibration().quantile_s(WAIT)
 
 
 @pytest.fixture

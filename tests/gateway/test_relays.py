@@ -14,6 +14,7 @@ from django.conf import settings
 from prometheus_client import generate_latest
 
 from controlplane.accounts.models import Budget, BudgetKind, Tenant
+from controlplane.applications.models import Application
 from controlplane.dispatch import lease as leases
 from controlplane.dispatch import port
 from controlplane.dispatch.lease import Lease
@@ -466,3 +467,32 @@ async def test_limits_and_budgets_hold_over_all_relays_and_a_takeover(fleet):
     await until(lambda: heir.dispatching.allowances.limits.sequences(tenant.pk) == 0)
     slowly(fleet, tokens=2)
     assert (await other.chat()).status == 200
+
+
+async def test_the_limit_of_a_run_holds_over_all_relays_and_a_takeover(fleet):
+    """What runs holds its tokens, and what has ended counts by the ledger."""
+    (one,), heir = fleet.relays, await fleet.dispatcher()
+    other = await fleet.relay()
+    tenant = await Tenant.objects.aget()
+    await Application.objects.acreate(tenant=tenant, name="review", run_max_tokens=1_000)
+    await fleet.owner.dispatching.allowances.refresh()
+    marks = {"X-Application": "review", "X-Run": "one"}
+    ended = await one.chat(marks, max_tokens=500)
+    assert (ended.status, await ended.read() != b"") == (200, True)
+    await one.rows()
+    slowly(fleet, tokens=400)
+    asked = await asyncio.gather(*((one, other)[at % 2].chat(marks, stream=True, max_tokens=300) for at in range(5)))
+    assert sorted(response.status for response in asked) == [200] * 3 + [429] * 2
+    stops_dead(fleet.owner)
+    await fleet.takes_over(heir)
+    codes = [(await (await relay.chat(marks, max_tokens=90)).json())["error"]["code"] for relay in (one, other)]
+    assert codes == ["run_limit_held"] * 2
+    assert (await other.chat(marks | {"X-Run": "two"}, max_tokens=1)).status == 200
+    (use,) = [each for key, each in heir.dispatching.allowances.runs._uses.items() if key[2] == "one"]
+    assert use.done.tokens == 7 + 3
+    running = [response for response in asked if response.status == 200]
+    assert all([(await response.text()).count('"content"') >= 300 for response in running])
+    await until(lambda: use.held.tokens == 0)
+    assert use.done.tokens == 7 + 3 + 3 * (7 + 300)
+    refused = await other.chat(marks, max_tokens=100)
+    assert (refused.status, (await refused.json())["error"]["code"]) == (429, "run_limit_reached")

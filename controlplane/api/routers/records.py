@@ -14,14 +14,17 @@ from pydantic import AwareDatetime
 
 from controlplane.accounts.models import Role, Tenant
 from controlplane.accounts.selectors import tenants_with_role
+from controlplane.api import conditions
 from controlplane.api.callers import PEOPLE, PEOPLE_AND_KEYS, ApiRequest, Caller
+from controlplane.api.conditions import IfMatch
 from controlplane.api.errors import ApiError, ErrorBody
 from controlplane.api.resources import add_list, schema_of
 from controlplane.api.schemas import ActionIn, Described, RowSchema
 from controlplane.applications.reporting import act_on_run, acted_on_run
 from controlplane.applications.selectors import graph_of
-from controlplane.applications.services import calls_of, import_graph
+from controlplane.applications.services import APPLICATION, calls_of, import_graph
 from controlplane.dispatch.queues.operations import RunAction
+from controlplane.fleet.inventory import services as inventory
 from controlplane.gateway import selectors
 from controlplane.gateway.models import MinuteRow
 from controlplane.resources.applications import (
@@ -92,6 +95,25 @@ add_list(router, BATCHES, BatchOut, "Batches, newest first; `/v1/batches` is wha
 
 ApplicationOut = schema_of(APPLICATIONS, "ApplicationOut")
 add_list(router, APPLICATIONS, ApplicationOut, "Applications, newest first.", check=check_tenant)
+
+
+class LimitsIn(APPLICATION.change):  # type: ignore[name-defined, misc]
+    reason: str = Field("", max_length=255, description="Kept with the event.")
+
+
+@router.patch("/applications/{int:application_id}", response=ApplicationOut, auth=PEOPLE)
+def limit_application_runs(request: ApiRequest, application_id: int, body: LimitsIn, if_match: str = IfMatch) -> Any:
+    """Change what a run may take. Only what is given changes; null ends a limit. Requires the role operator, in the tenant
+    or over the fleet."""
+    person, rows = request.auth.person, visible_applications(request.auth)
+    row = get_object_or_404(rows, pk=application_id)
+    if not tenants_with_role(person, Role.OPERATOR).filter(pk=row.tenant_id).exists():
+        raise ApiError(403, "forbidden", "You do not manage the applications of such a tenant.", "tenant")
+    given = body.model_dump(exclude_unset=True, exclude={"reason"})
+    inventory.change(APPLICATION, row, given, person, body.reason, read_at=conditions.event_of(if_match))
+    return rows.get(pk=row.pk)
+
+
 RunOut = schema_of(RUNS, "RunOut")
 RequestOut = schema_of(REQUESTS, "RequestOut", "One request of the ledger. Never a prompt, never a completion.")
 add_list(router, RUNS, RunOut, "Runs of applications, newest first.", check=check_tenant)

@@ -1,4 +1,4 @@
-"""Limits and budgets of all relays' requests, counted by one process: the first dispatcher.
+"""Limits and budgets of all relays' requests and of runs, counted by one process: the first dispatcher.
 
 A relay sends `Enter` before a request waits for an instance, and `Leave` at its end. A process that becomes the first
 dispatcher knows of no open request: it reads the budgets' rows and the ledger, and waits for what the relays hold
@@ -12,6 +12,7 @@ from msgspec import Struct
 from controlplane.dispatch import port
 from controlplane.dispatch.allowances.budgets import WINDOW_S, BudgetHold, Budgets
 from controlplane.dispatch.allowances.limits import Exceeded, Limits
+from controlplane.dispatch.allowances.runs import RunAllowances, RunHold
 
 
 class Held(Struct, eq=False):
@@ -19,6 +20,7 @@ class Held(Struct, eq=False):
 
     enter: port.Enter
     hold: BudgetHold
+    run: RunHold | None
     left_s: float | None = None
 
 
@@ -34,7 +36,7 @@ class Allowances:
         term: Callable[[], int],
         registered: Callable[[], bool] = lambda: True,
     ) -> None:
-        self.limits, self.budgets = Limits(), budgets
+        self.limits, self.budgets, self.runs = Limits(), budgets, RunAllowances()
         self.deliver, self.term, self.registered = deliver, term, registered
         self._held: dict[int, Held] = {}
         self._left: dict[int, Held] = {}
@@ -90,13 +92,21 @@ class Allowances:
             self._begin(term)
         if not self.ready:
             self.budgets.forget()
+        registered = self.registered()
+        begins = registered and not self.ready
         await self.budgets.read()
+        terms = await self.runs.load(begins)
         if term != self.term():  # it ended meanwhile
             return
-        if self.registered():
+        if begins:
+            self.runs.begin(terms)
+        self.runs.terms = terms
+        if registered:
             self.ready = True
             self._answer_waiting()
-        self._left = {number: each for number, each in self._left.items() if now_s - (each.left_s or 0.0) <= WINDOW_S}
+        for number in [number for number, each in self._left.items() if now_s - (each.left_s or 0.0) > WINDOW_S]:
+            if (run := self._left.pop(number).run) is not None:
+                run.end(run.amount)
         self._send_spent()
         await self.budgets.note()
 
@@ -114,11 +124,13 @@ class Allowances:
                 self._enter_limits(enter, 0)
             else:
                 left.hold.cancel()
+                if left.run is not None:
+                    left.run.end()
                 self._leave_limits(enter, 0, sequences=0)
         held = self._held.get(number)
         if held is None:
             try:
-                held = self._held[number] = Held(enter, self._hold(enter))
+                held = self._held[number] = self._hold(enter)
             except Exceeded as error:
                 self.deliver(
                     port.NotEntered(
@@ -129,15 +141,18 @@ class Allowances:
         if not enter.held:
             self.deliver(port.Entered(number, tuple(held.hold.warnings)))
 
-    def _hold(self, enter: port.Enter) -> BudgetHold:
-        count = self.budgets.hold if enter.held else self.budgets.enter
-        hold = count(enter.tenant_id, enter.key_id, enter.model, enter.tokens, rates=enter.rates)
+    def _hold(self, enter: port.Enter) -> Held:
+        count, hold, run = self.budgets.hold if enter.held else self.budgets.enter, None, self.runs.enter(enter)
         try:
+            hold = count(enter.tenant_id, enter.key_id, enter.model, enter.tokens, rates=enter.rates)
             self._enter_limits(enter, enter.tokens)
         except Exceeded:
-            hold.cancel()
+            if hold is not None:
+                hold.cancel()
+            if run is not None:
+                run.end()
             raise
-        return hold
+        return Held(enter, hold, run)
 
     def _enter_limits(self, enter: port.Enter, tokens: int) -> None:
         if enter.rates:
@@ -161,6 +176,8 @@ class Allowances:
             hold.cancel()
             hold = self.budgets.hold(enter.tenant_id, enter.key_id, leave.model, enter.tokens, rates=enter.rates)
         hold.settle(leave.tokens)
+        if held.run is not None:
+            held.run.end(self.runs.amount(enter.tenant_id, leave.model or enter.model, leave.tokens))
         self._leave_limits(enter, leave.tokens, 0 if held.left_s is not None else enter.sequences)
         if any(use.terms.pk not in self._spent and self.budgets.is_spent(use) for use, _ in hold.held):
             self._send_spent()

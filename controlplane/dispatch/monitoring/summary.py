@@ -252,12 +252,12 @@ async def waiting_requests(dispatcher: Dispatcher) -> dict[str, Any]:
 
     Other work of the loop runs after each `AT_A_STRETCH`: a wait takes 30 us to estimate.
     """
-    rows = []
+    rows, waits = [], dispatcher.waits.control
     for at, (request, estimate) in enumerate(dispatcher.waiting_now(MAX_WAITING)):
         if at % AT_A_STRETCH == AT_A_STRETCH - 1:
             await asyncio.sleep(0)
         wait = estimate.wait
-        mean_s, p99_s = (wait.mean_s, wait.quantile_s()) if wait else (None, None)
+        mean_s, p99_s = (wait.mean_s, waits.quantile_s(request.row, wait)) if wait else (None, None)
         rows.append(_waiting_row(request, estimate.position, mean_s, p99_s))
     rows += [
         _waiting_row(held.request, held.position, held.wait_s, held.most_s, held.reason)

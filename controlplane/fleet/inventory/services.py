@@ -84,7 +84,8 @@ def delete(kind: Kind, row: Any, actor: User | str, reason: str = "", *, read_at
     after the event *read_at*.
     """
     if not kind.deletable:
-        raise ValidationError(f"A {kind.title} is not deleted, because its history stays: make it inactive.")
+        instead = ": make it inactive" if "active" in kind.fields else ""
+        raise ValidationError(f"{kind.title.capitalize()} {row} is not deleted, because its history stays{instead}.")
     row = kind.model._default_manager.select_for_update(of=("self",)).get(pk=row.pk)
     since.check(read_at, row, fields=(*kind.key, *kind.fixed, *kind.fields))
     if isinstance(row, Instance) and row.state != InstanceState.STOPPED:

@@ -83,7 +83,7 @@ class Admitter:
             region=region,
             tenant_id=grant.tenant_id,
             **terms.asked(),
-            max_wait_s=http.seconds(b"x-max-wait"),
+            max_wait_s=http.number(b"x-max-wait"),
             fallbacks=grant.fallbacks(terms),
             age_s=age_s,
             evictable=evictable(call),
@@ -120,6 +120,7 @@ class Admitter:
             grant=grant,
             terms=terms,
             call=call,
+            run_limits=(marks.max_tokens, marks.max_usd),
             trace_context=http.trace_context(),
             task=asyncio.current_task(),
         )

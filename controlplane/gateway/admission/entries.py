@@ -42,6 +42,10 @@ class Entries:
             grant.max_concurrent_requests,
             grant.tokens_per_minute,
             grant.rates,
+            asked.application,
+            asked.run,
+            progress.most_tokens,
+            *progress.run_limits,
         )
         answer = self._ask(enter)
         if not answer.done():

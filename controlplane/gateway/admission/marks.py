@@ -28,6 +28,9 @@ class Marks(NamedTuple):
     unit: str = ""
     due_s: float | None = None
     """Of the run, after its first call."""
+    max_tokens: float | None = None
+    """That all calls of the run may use; next, dollars."""
+    max_usd: float | None = None
     parent: str = ""
     """Session that began this one."""
     session: bool = False
@@ -100,31 +103,36 @@ def _text(metadata: dict[str, Any], name: str) -> str:
     return value if isinstance(value, str) and TEXT.fullmatch(value) else ""
 
 
-def _seconds(value: object) -> float | None:
-    """Return a deadline in `metadata`, a number or its text; None if it is not a number above 0."""
+def _number(value: object) -> float | None:
+    """Return a limit in `metadata`, a number or its text; None if it is not a number above 0."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
-        seconds = float(value)
+        number = float(value)
     except (ValueError, OverflowError):
         return None
-    return seconds if 0 < seconds < math.inf else None
+    return number if 0 < number < math.inf else None
+
+
+LIMITS: Final = (
+    (b"x-run-deadline", "seconds", "run_deadline_s"),
+    (b"x-run-max-tokens", "tokens", "run_max_tokens"),
+    (b"x-run-max-usd", "dollars", "run_max_usd"),
+)
+"""Of a run: header, its unit, and name in `metadata`."""
 
 
 def marks_of(request: HttpRequest, body: dict[str, Any]) -> Marks:
-    """Return the marks of a request. Raises ApiError 400 for a header of ours that cannot be a name, or no seconds."""
+    """Return the marks of a request. Raises ApiError 400 for a header of ours that cannot be a name, or no number."""
     metadata = body.get("metadata")
     given = metadata if isinstance(metadata, dict) else {}
     application = request.name(b"x-application") or _text(given, "application")
     run = request.name(b"x-run") or _text(given, "run")
     unit = request.name(b"x-unit") or _text(given, "unit")
-    due_s = request.seconds(b"x-run-deadline")
-    if due_s is None:
-        due_s = _seconds(given.get("run_deadline_s"))
-    if run:
-        return Marks(application, run, unit, due_s)
-    session = _session_of(request, body)
-    return session._replace(application=application or session.application, unit=unit or session.unit, due_s=due_s)
+    due_s, max_tokens, max_usd = (request.number(header, of) or _number(given.get(name)) for header, of, name in LIMITS)
+    marks = Marks(run=run) if run else _session_of(request, body)
+    marks = marks._replace(application=application or marks.application, unit=unit or marks.unit)
+    return marks._replace(due_s=due_s, max_tokens=max_tokens, max_usd=max_usd)
 
 
 class Sessions:

@@ -79,18 +79,18 @@ class HttpRequest(Struct, eq=False):
             raise invalid(f"The header {title} must be 1 to 80 letters, digits or . _ : / -", title)
         return value.decode()
 
-    def seconds(self, header: bytes) -> float | None:
-        """Return the seconds in a *header*, None without it. Raises ApiError 400 if it is not a number above 0."""
+    def number(self, header: bytes, of: str = "seconds") -> float | None:
+        """Return the number in a *header*, None without it. Raises ApiError 400 if it is not above 0."""
         if not (value := self.headers.get(header)):
             return None
         try:
-            seconds = float(value)
+            number = float(value)
         except ValueError:
-            seconds = 0.0
-        if not 0 < seconds < math.inf:
+            number = 0.0
+        if not 0 < number < math.inf:
             title = header.decode().title()
-            raise invalid(f"The header {title} must be a number of seconds above 0", title)
-        return seconds
+            raise invalid(f"The header {title} must be a number of {of} above 0", title)
+        return number
 
     async def body(self, most_bytes: int) -> bytes:
         """Read the body. Raises ApiError 413 when it is larger than *most_bytes*, 415 when it is compressed.

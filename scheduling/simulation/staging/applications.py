@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scheduling.applications.demand_graph import Backend, DemandGraph, RunRecord, ServiceRate, Step
 from scheduling.applications.prewarming import HERMES
 from scheduling.applications.remaining import FEWEST_MATCHES
-from scheduling.applications.standings import KnownGraph, Reading, follows_runs
+from scheduling.applications.standings import KnownGraph, Reading, follows_runs, most_learned
 from scheduling.applications.suite import SUITE, mixed
 from scheduling.fleet.profile import Profile
 from scheduling.simulation.cluster.description import Cluster
@@ -139,19 +139,19 @@ def known_graph(
     records: Sequence[RunRecord],
     served: Sequence[Served],
     known: str,
-    learns: bool = True,
+    by: str = "learned",
 ) -> KnownGraph:
     """Return what is known of an application from *records*, whose units the models *served* serve."""
     longest: dict[str, float] = {each.model: each.longest_tokens for each in served}
     graph = DemandGraph(name, units, [_clipped(each, units, longest)[0] for each in records])
     of_model = {each.model: each.rate for each in served}
     rates = {unit: of_model.get(each.name if each.kind == "llm" else "", ServiceRate()) for unit, each in units.items()}
-    return KnownGraph.of(graph, rates, refined=known == "graph", whole=known == "whole", learns=learns)
+    return KnownGraph.of(graph, rates, refined=known == "graph", whole=known == "whole", by=by)
 
 
 @lru_cache(maxsize=64)
-def _suite_graph(name: str, served: Served, count: int, known: str, learns: bool) -> KnownGraph:
-    return known_graph(name, SUITE[name].backends(served.model), _suite_records(name, count), [served], known, learns)
+def _suite_graph(name: str, served: Served, count: int, known: str, by: str) -> KnownGraph:
+    return known_graph(name, SUITE[name].backends(served.model), _suite_records(name, count), [served], known, by)
 
 
 def runs_of(scenario: Scenario, cluster: Cluster, folder: Path, seed: int) -> RunCalls:
@@ -323,14 +323,14 @@ class _Drawing:
         predictions = self.scenario.predictions
         if predictions.runs in ("exact", "none") or not graphs_wanted(self.scenario, self.cluster):
             return None
-        learns = any(self.cluster.policy(key).run_demand != "graph" for key in self.cluster.endpoints)
+        by = most_learned(self.cluster.policy(key).run_demand for key in self.cluster.endpoints)
         served = [
             Served(model, self.longest[model], ServiceRate.of(self._profile(model)))
             for model in dict.fromkeys([table.model, *table.models.values()])
         ]
         if source.graph is None:
-            return _suite_graph(source.suite, served[0], predictions.recorded_runs, predictions.runs, learns)
-        return known_graph(name, units, source.learned(predictions.recorded_runs), served, predictions.runs, learns)
+            return _suite_graph(source.suite, served[0], predictions.recorded_runs, predictions.runs, by)
+        return known_graph(name, units, source.learned(predictions.recorded_runs), served, predictions.runs, by)
 
     def _profile(self, model: str) -> Any:
         return self.cluster.reference_profile(next(key for key in self.cluster.endpoints if key[0] == model))

@@ -30,10 +30,19 @@ def request(number, tokens=10, sequences=1, max_wait_s=None, **grant):
     terms = {"max_concurrent_requests": SEQUENCES, "tokens_per_minute": PER_MINUTE, "rates": True} | grant
     return SimpleNamespace(
         asked=SimpleNamespace(
-            number=number, tenant_id=1, api_key_id=7, model="m", sequences=sequences, max_wait_s=max_wait_s
+            number=number,
+            tenant_id=1,
+            api_key_id=7,
+            model="m",
+            sequences=sequences,
+            max_wait_s=max_wait_s,
+            application="",
+            run="",
         ),
         grant=SimpleNamespace(**terms),
         expected_tokens=tokens,
+        most_tokens=tokens,
+        run_limits=(None, None),
         prompt_tokens=0,
         output_tokens=0,
         fell_back=False,

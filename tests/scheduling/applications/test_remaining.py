@@ -12,7 +12,7 @@ from scheduling.applications.demand_graph import (
     Step,
 )
 from scheduling.applications.recording import Call, record_of
-from scheduling.applications.remaining import MOST_PASSES, UNKNOWN, Position, build, remaining, start_of
+from scheduling.applications.remaining import MOST_PASSES, UNKNOWN, Position, build, remaining
 from tests.oracles import applications as plain
 
 LLM = Backend("llm", "llama")
@@ -92,7 +92,7 @@ def test_with_few_matches_a_condition_is_dropped():
 def test_a_loop_that_always_ran_three_times_ends_after_three(records):
     graph = graph_of([chain(*[("fix", 10, 10, 1)] * 3)] * records, "fix")
     arrays = build(graph, {"fix": ServiceRate(1.0, 0, 0)})
-    assert set(remaining(arrays, start_of(graph, np.random.default_rng(1)), 200, 1).service_s.tolist()) == {3.0}
+    assert set(remaining(arrays, at(graph, "fix", *[UNKNOWN] * 3), 200, 1).service_s.tolist()) == {3.0}
 
 
 def test_loops_of_few_records_end_as_these_did():
@@ -130,7 +130,7 @@ def test_parallel_requests_and_branches_count_in_service():
     record = RunRecord((Step("split", -1, 10, 10), Step("map", 0, 10, 10, 0.0, 4), Step("check", 0, 10, 10)))
     graph = graph_of([record] * 8, "split", "map", "check")
     rates = dict.fromkeys(graph.units, ServiceRate(1.0, 0, 0))
-    samples = remaining(build(graph, rates), start_of(graph, np.random.default_rng(1)), 10, 1)
+    samples = remaining(build(graph, rates), at(graph, "split", *[UNKNOWN] * 3), 10, 1)
     assert samples.service_s.tolist() == [6.0] * 10
     assert graph.service_s(record, rates) == 6.0
     assert samples.path_s.tolist() == [2.0] * 10, "the longest chain, on which parallel requests count once"
@@ -172,7 +172,7 @@ def test_a_parallel_step_ends_with_its_longest_request_and_needs_the_sum():
 def test_other_backends_take_the_time_that_they_took():
     graph = DemandGraph("app", {"run": Backend("container", "python:3.12")})
     graph.add(RunRecord((Step("run", duration_s=12.0),)))
-    samples = remaining(build(graph, {"run": ServiceRate()}), start_of(graph, np.random.default_rng(1)), 5, 1).service_s
+    samples = remaining(build(graph, {"run": ServiceRate()}), at(graph, "run", *[UNKNOWN] * 3), 5, 1).service_s
     assert samples.tolist() == [12.0] * 5
 
 

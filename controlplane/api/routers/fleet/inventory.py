@@ -15,7 +15,7 @@ from controlplane.api.errors import ApiError
 from controlplane.api.names import NAME
 from controlplane.api.resources import add_list, add_operations, schema_of
 from controlplane.api.schemas import Described, Items, Reason, Strict
-from controlplane.applications.services import UNIT_BACKEND
+from controlplane.applications.services import APPLICATION, UNIT_BACKEND
 from controlplane.fleet.inventory import services
 from controlplane.fleet.inventory.fleet_file import Entry, FleetFileError, apply
 from controlplane.fleet.inventory.kinds import INSTANCE, KINDS, Kind
@@ -32,7 +32,7 @@ from controlplane.resources.inventory import (
 from controlplane.resources.jobs import SHARDS
 
 router = Router(auth=VIEWERS, tags=["Inventory"])
-BY_NAME = {kind.name: kind for kind in (*KINDS, UNIT_BACKEND)}
+BY_NAME = {kind.name: kind for kind in (*KINDS, APPLICATION, UNIT_BACKEND)}
 
 for resource, name, about in (
     (REGIONS, "RegionOut", "List regions."),

@@ -8,6 +8,7 @@ from django.contrib import messages
 from django.db.models import F, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
@@ -18,25 +19,29 @@ from controlplane.applications.completion import AXIS_TICKS, on_axis
 from controlplane.applications.models import Application, ApplicationRun, RunOutcome
 from controlplane.applications.selectors import (
     Prediction,
+    demand_by,
     graph_of,
     predictions,
     unit_summaries,
 )
-from controlplane.applications.services import MAX_GRAPH_BYTES, calls_of, read_graph, warnings_of
+from controlplane.applications.services import APPLICATION, MAX_GRAPH_BYTES, calls_of, read_graph, warnings_of
 from controlplane.applications.services import import_graph as import_as_application
 from controlplane.applications.spans import expectations, rates_of, spans_of
 from controlplane.console.access.roles import may, signed_in
-from controlplane.console.actions import back
+from controlplane.console.actions import ActionForm, action, back
 from controlplane.console.lists import list_page, viewer_of
 from controlplane.console.live.feed import feed
 from controlplane.console.pages.applications import timeline
 from controlplane.console.pages.applications.drawing import edges_of, layout
 from controlplane.console.pages.keys.examples import model_to_try
+from controlplane.events import since
+from controlplane.fleet.inventory import services as inventory
 from controlplane.planning.parts import PARTS, PolicyPart
 from controlplane.resources.applications import APPLICATIONS, RANGE, orders_of, visible_applications, visible_runs
 from controlplane.resources.filters import Filters
 from controlplane.resources.names import place_titles
 from scheduling.applications.remaining import FEWEST_MATCHES
+from scheduling.policy import RUN_DEMANDS
 
 RUNS_SHOWN = 20
 RANKED = 50
@@ -129,11 +134,11 @@ class RunStanding:
 
     @property
     def places(self) -> dict[str, float]:
-        """Return the places of what it still needs, its rank and its deadline on the axis of completion times."""
+        """Return the places of its work left and its deadline on the axis of completion times."""
         known = self.prediction
         seconds = {"deadline": self.left_s} if self.left_s is not None else {}
         if known is not None:
-            seconds |= {"low": known.low_s, "high": known.high_s, "mean": known.mean_s, "rank": known.rank}
+            seconds |= {"low": known.low_s, "high": known.high_s, "mean": known.mean_s}
         return {name: on_axis(max(0.0, value_s)) for name, value_s in seconds.items()}
 
 
@@ -177,6 +182,8 @@ def application(request: HttpRequest, pk: int) -> HttpResponse:
         "fewest": FEWEST_MATCHES,
         "models": [unit.backend for unit in units if unit.kind == "llm"],
         "running": running,
+        "predicted_by": RUN_DEMANDS[demand_by(graph)],
+        "drawn_after": since.newest(),
         "axis": AXIS_TICKS,
         "runs": row.runs.filter(imported=False).exclude(ended_at=None)[:RUNS_SHOWN],
         "managed": tenants_with_role(request.user, Role.OPERATOR).filter(pk=row.tenant_id).exists(),
@@ -184,6 +191,19 @@ def application(request: HttpRequest, pk: int) -> HttpResponse:
         "in_range": dict(RANGE.options)[filters["hours"]].lower(),
     }
     return render(request, "console/applications/application.html", context)
+
+
+@action(
+    None,
+    lambda request: Application.objects.filter(tenant__in=tenants_with_role(request.user, Role.OPERATOR)),
+    page=lambda row: reverse("console:application", args=[row.pk]),
+)
+def limit_runs(form: ActionForm, row: Application) -> str:
+    """Change what a run of an application may take."""
+    values = {name: form.fields.get(name, "").strip() or None for name in APPLICATION.fields}
+    form.check(row, fields=values)
+    inventory.change(APPLICATION, row, values, form.user, form.reason)
+    return f"The limits of {row}'s runs are changed; calls follow them within seconds."
 
 
 @require_POST
