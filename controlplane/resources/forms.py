@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from django import forms
 from django.core.exceptions import ValidationError
@@ -49,7 +49,7 @@ class KindForm(forms.ModelForm[Any]):
     def _post_clean(self) -> None:
         if self.errors:
             return
-        values = {name: self._named(name) for name in self.cleaned_data if name in self._meta.fields}
+        values = {name: self._named(name) for name in self.cleaned_data if name in (self._meta.fields or ())}
         reason = self.cleaned_data.get("reason", "")
         try:
             if self.instance.pk:
@@ -97,7 +97,7 @@ def dialog_form(kind: Kind, row: Any, user: User, read_at: str, base: type[KindF
     own = kind.fields if row is not None else (*kind.key, *kind.fixed, *kind.fields)
     names = tuple(dict.fromkeys(own))
     made: Any = forms.modelform_factory(kind.model, form=base, fields=names)
-    return type(made)(made.__name__, (made,), {"kind": kind, "user": user, "read_at": read_at})
+    return cast("type[KindForm]", type(made)(made.__name__, (made,), {"kind": kind, "user": user, "read_at": read_at}))
 
 
 class RuleForm(ReasonedForm):
@@ -187,7 +187,7 @@ class PriceForm(forms.ModelForm[Price]):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        groups = [("GPU types", GpuType), ("SLO classes", SloClass)]
+        groups: list[tuple[str, Any]] = [("GPU types", GpuType), ("SLO classes", SloClass)]
         named = [(title, [(row.name, row.title) for row in of._default_manager.all()]) for title, of in groups]
         self.fields["name"] = forms.ChoiceField(label=self.fields["name"].label, choices=named)
         self.fields["of"].choices = [(of.value, of.label) for of in PriceOf if of in FIELDS]  # type: ignore[attr-defined]
