@@ -48,7 +48,8 @@ def by_cause(rows: QuerySet[LedgerRow], cause: str = "") -> QuerySet[LedgerRow]:
 
 def missed_by(rows: QuerySet[LedgerRow]) -> list[tuple[str, float]]:
     """Return the share of each cause among those of *rows* that missed their SLO, the greatest first."""
-    counted = by_cause(rows).order_by().values_list("cause").annotate(count=Count("pk"))
+    missed: Any = by_cause(rows).order_by()
+    counted = missed.values_list("cause").annotate(count=Count("pk"))
     counts = sorted(counted, key=lambda each: -each[1])
     return [(cause, count / sum(count for _, count in counts)) for cause, count in counts]
 
