@@ -55,6 +55,7 @@ BATCHES = _entry("Batches", "batches", "b", "batches", "batch")
 APPLICATIONS = _entry("Applications", "applications", "a", "applications", "application", "run")
 SCALING = Entry("Scaling", "scaling", "s", (Section("scaling", "Scaling"), Section("calendar", "Calendar")))
 WHAT_IF = _entry("What-if", "what-if", "w", "what-ifs", "what-if", "new-what-if")
+CAPACITY = _entry("Capacity", "capacity", "c", "capacity", "capacity-plan")
 USAGE = Entry("Usage and keys", "usage", "u", (Section("usage", "Usage"), Section("keys", "API keys")))
 API = Section("api-docs", "API")
 SYSTEM = Entry("System", "system", "y", (
@@ -73,7 +74,7 @@ def navigation(request: HttpRequest) -> list[tuple[str, tuple[Entry, ...]]]:
         return [
             ("", (OVERVIEW, FLEET, REQUESTS)),
             ("Serve", (MODELS, QUEUES, BATCHES, APPLICATIONS)),
-            ("Plan", (SCALING, WHAT_IF)),
+            ("Plan", (SCALING, WHAT_IF, CAPACITY)),
             ("Administer", (USAGE, system)),
         ]
     return [("", (USAGE, REQUESTS, BATCHES, APPLICATIONS, replace(SYSTEM, label="API", icon="api", sections=(API,))))]

@@ -11,6 +11,7 @@ from controlplane.console.operations import operate
 from controlplane.console.pages.alerts import views as alerts
 from controlplane.console.pages.applications import views as applications
 from controlplane.console.pages.batches import views as batches
+from controlplane.console.pages.capacity import views as capacity
 from controlplane.console.pages.deploy import views as deploy
 from controlplane.console.pages.events import views as events
 from controlplane.console.pages.fleet import views as fleet
@@ -68,6 +69,10 @@ urlpatterns = [
     path("what-if/<int:pk>/", what_if.what_if, name="what-if"),
     path("what-if/<int:pk>/<slug:action>/", what_if.act, name="what-if-act"),
     path("console/api/what-if-charts/<int:pk>", what_if.charts, name="what-if-charts"),
+    path("capacity/", capacity.capacity, name="capacity"),
+    path("capacity/<int:pk>/", capacity.capacity, name="capacity-plan"),
+    path("capacity/<int:pk>/fleet.toml", capacity.file, name="capacity-file"),
+    path("capacity/<int:pk>/what-if/", capacity.what_if, name="capacity-what-if"),
     path("usage/", usage.usage_page, name="usage"),
     path("usage/budgets/", usage.budgets, name="budgets"),
     path("usage/prices/", usage.prices, name="prices"),

@@ -14,6 +14,7 @@ from controlplane.console.live.views import live_context, of_charts
 from controlplane.console.pages.overview.charts import overview_charts, sparks
 from controlplane.console.selectors.instances import instance_rows, worst_first
 from controlplane.fleet.selectors import instances, usd_per_hour
+from controlplane.planning.sizing.selectors import newest_loss
 from controlplane.resources.filters import CHART_RANGE, Filters, model_select
 from controlplane.resources.instances import INSTANCES, SUMMARY
 from controlplane.resources.names import model_names
@@ -57,6 +58,7 @@ def overview(request: HttpRequest) -> HttpResponseBase:
         "usd_per_hour": usd_per_hour(model),
         "events": event_list(),
         "nightly": nightly.summary(),
+        "losses": newest_loss(),
         "disconnected": SOURCE_TEXT.get(state.source, "") if state.source != Source.LIVE else "",
     }
     return render(request, "console/overview/overview.html", context)
