@@ -26,13 +26,14 @@ from channels.routing import URLRouter
 from channels.security.websocket import AllowedHostsOriginValidator
 from django.conf import settings
 from django.core.asgi import get_asgi_application
+from django.utils import timezone
 
 django_application = get_asgi_application()  # sets Django up: modules that need models are imported below
 
 from servestatic import ServeStaticASGI
 
 from controlplane.alerts import watch as alert_watch
-from controlplane.alerts.problems import Problem
+from controlplane.alerts.problems import Problem, find, read_known
 from controlplane.alerts.watch import AlertWatch
 from controlplane.applications import warming
 from controlplane.applications.api import MAX_BODY_BYTES
@@ -245,11 +246,11 @@ async def follow_applications(gateway: Gateway, dispatching: Dispatching) -> Non
 
 
 def alert_watch_of(gateway: Gateway) -> AlertWatch:
-    """What judges the alert rules by what the live feed of this process finds wrong."""
+    """What judges the alert rules by the live numbers of this process."""
 
     def found() -> tuple[Problem, ...]:
         feed.start()  # where no page did
-        return feed.latest().problems.found
+        return find(feed.latest().tables, read_known(timezone.now()))
 
     return AlertWatch(gateway.jobs.add("alerts", alert_watch.LOOK_S, "database"), found, gateway.owns)
 

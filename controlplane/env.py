@@ -70,6 +70,25 @@ class Environment(Tunable, BaseSettings):
     """The console is served over HTTPS: secure cookies, HSTS, redirect from plain HTTP."""
     PUBLIC_URL: str = ""
     """Address of the console (`https://host`), for links in alert messages; without it they have none."""
+    EMAIL_URL: SecretStr = SecretStr("")
+    """Mail server of alerts: `smtp://user:password@host:587?tls=true`, or `smtps://host:465`; without it none is sent."""
+    EMAIL_FROM: str = "pilothouse@localhost"
+    """Sender of mail."""
+    OIDC_ISSUER: str = ""
+    """Issuer of single sign-on by OpenID Connect, `https://host/realm`: the sign-in page offers it (extra `sso`)."""
+    OIDC_CLIENT_ID: str = ""
+    """Client that the issuer knows Pilothouse as, with the redirect address `https://<console>/sso/oidc/login/callback/`."""
+    OIDC_CLIENT_SECRET: SecretStr = SecretStr("")
+    """Secret of that client."""
+    OIDC_NAME: str = "single sign-on"
+    """How the sign-in page names it."""
+    OIDC_SCOPES: Texts = ["openid", "profile", "email"]
+    """Scopes to ask for; many issuers send groups only with one more, such as `groups`."""
+    OIDC_GROUPS_CLAIM: str = "groups"
+    """Claim with the groups of a person; `realm_access.roles` is one within another."""
+    OIDC_ROLES: Texts = []
+    """Role in a tenant by group, `group=role@tenant`, such as `sre=operator@ops`; a group may have several. Roles follow the
+    groups at every sign-in, and who is in none of them does not get in."""
     TIME_ZONE: str = "UTC"
     """Time zone of pages; times are stored in UTC."""
     STATE_DIR: str = "var"
@@ -229,6 +248,37 @@ def redis_url(url: str, ca_file: str) -> str:
     query = {"ssl_cert_reqs": "required"} | ({"ssl_ca_certs": ca_file} if ca_file else {}) | given
     query.setdefault("ssl_check_hostname", "true" if query["ssl_cert_reqs"] == "required" else "false")
     return parts._replace(query=urlencode(query)).geturl()
+
+
+def mail_server(url: str) -> dict[str, Any]:
+    """Return Django's `EMAIL_…` settings for *url* (see `EMAIL_URL`); without one mail goes nowhere."""
+    if not url:
+        return {"EMAIL_BACKEND": "django.core.mail.backends.dummy.EmailBackend"}
+    parts = urlsplit(url)
+    if parts.scheme not in ("smtp", "smtps") or not parts.hostname:
+        raise ImproperlyConfigured("PILOTHOUSE_EMAIL_URL is not smtp://user:password@host:port or smtps://…")
+    return {
+        "EMAIL_BACKEND": "django.core.mail.backends.smtp.EmailBackend",
+        "EMAIL_HOST": parts.hostname,
+        "EMAIL_PORT": parts.port or (465 if parts.scheme == "smtps" else 25),
+        "EMAIL_HOST_USER": unquote(parts.username or ""),
+        "EMAIL_HOST_PASSWORD": unquote(parts.password or ""),
+        "EMAIL_USE_SSL": parts.scheme == "smtps",
+        "EMAIL_USE_TLS": parse_qs(parts.query).get("tls") in (["true"], ["1"]),
+        "EMAIL_TIMEOUT": 5,
+    }
+
+
+def group_roles(texts: list[str]) -> dict[str, list[tuple[str, str]]]:
+    """Return tenants and roles by group, of `OIDC_ROLES`."""
+    roles: dict[str, list[tuple[str, str]]] = {}
+    for text in texts:
+        group, _, given = text.rpartition("=")
+        role, _, tenant = given.partition("@")
+        if not group or not tenant or role not in ("viewer", "operator", "admin"):
+            raise ImproperlyConfigured(f"PILOTHOUSE_OIDC_ROLES: {text!r} is not group=role@tenant")
+        roles.setdefault(group.strip(), []).append((tenant, role))
+    return roles
 
 
 def file_storage(url: str, state_dir: Path) -> dict[str, Any]:

@@ -142,6 +142,38 @@ LOGIN_URL = "console:sign-in"
 LOGIN_REDIRECT_URL = "console:overview"
 LOGOUT_REDIRECT_URL = "console:sign-in"
 
+globals().update(env.mail_server(environment.EMAIL_URL.get_secret_value()))
+DEFAULT_FROM_EMAIL = environment.EMAIL_FROM
+
+# Single sign-on, where there is an issuer: allauth talks to it, `accounts/single_sign_on.py` says who gets in as what.
+SINGLE_SIGN_ON = bool(environment.OIDC_ISSUER)
+if SINGLE_SIGN_ON:
+    if find_spec("allauth") is None:
+        raise ImproperlyConfigured("PILOTHOUSE_OIDC_ISSUER needs the extra sso: pip install 'pilothouse[sso]'")
+    OIDC_GROUP_ROLES = env.group_roles(environment.OIDC_ROLES)
+    INSTALLED_APPS += ["allauth", "allauth.account", "allauth.socialaccount"]
+    INSTALLED_APPS += ["allauth.socialaccount.providers.openid_connect"]
+    MIDDLEWARE += ["allauth.account.middleware.AccountMiddleware"]
+    SOCIALACCOUNT_ADAPTER = "controlplane.accounts.single_sign_on.Adapter"
+    SOCIALACCOUNT_LOGIN_ON_GET = True  # a link: browsers hold a form's redirects to `form-action`
+    SOCIALACCOUNT_OPENID_CONNECT_URL_PREFIX = ""
+    ACCOUNT_DEFAULT_HTTP_PROTOCOL = "https" if environment.HTTPS else "http"
+    SOCIALACCOUNT_PROVIDERS = {
+        "openid_connect": {
+            "OAUTH_PKCE_ENABLED": True,
+            "SCOPE": environment.OIDC_SCOPES,
+            "APPS": [
+                {
+                    "provider_id": "oidc",
+                    "name": environment.OIDC_NAME,
+                    "client_id": environment.OIDC_CLIENT_ID,
+                    "secret": environment.OIDC_CLIENT_SECRET.get_secret_value(),
+                    "settings": {"server_url": environment.OIDC_ISSUER.rstrip("/")},
+                }
+            ],
+        }
+    }
+
 LANGUAGE_CODE = "en-us"
 USE_I18N = False
 USE_TZ = True

@@ -1,15 +1,25 @@
 """Writes to accounts: API keys and sign-in links. Each one is an event row in the same transaction."""
 
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 
+from django.contrib.auth.password_validation import validate_password
 from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
 from django.utils.text import slugify
 
-from controlplane.accounts.models import KEY_SHOWN_CHARS, ApiKey, Role, SignInLink, Tenant, User, hash_secret
+from controlplane.accounts.models import (
+    KEY_SHOWN_CHARS,
+    ApiKey,
+    Membership,
+    Role,
+    SignInLink,
+    Tenant,
+    User,
+    hash_secret,
+)
 from controlplane.events.models import Severity
 from controlplane.events.services import record
 
@@ -109,6 +119,45 @@ def revoke_api_key(key: ApiKey, actor: User | str, reason: str) -> ApiKey:
         )
     key.revoked_at = row.revoked_at
     return row
+
+
+def guard_user(user: User, actor: User | str, ends: bool) -> None:
+    """Raise ValidationError where *actor* may not change the account *user*, or end it."""
+    if user.service_role:
+        raise ValidationError("This is the account of a service key: revoke the key.")
+    if user.is_superuser and not (isinstance(actor, User) and actor.is_superuser):
+        raise ValidationError("Only a superuser changes a superuser.")
+    if user == actor and (ends or not user.is_active):
+        raise ValidationError("Nobody ends their own account: ask another admin.")
+
+
+def guard_member(membership: Membership, actor: User | str, ends: bool) -> None:
+    """Raise ValidationError where *actor* may not change what *membership* allows."""
+    guard_user(membership.user, actor, False)
+    if membership.user == actor and not membership.user.is_superuser:
+        raise ValidationError("Nobody changes their own roles: ask another admin.")
+
+
+@transaction.atomic
+def give_roles(user: User, roles: Mapping[str, Role], actor: User | str) -> None:
+    """Make *roles*, by the tenants' names, the roles of *user*; others end. Tenants that do not exist are left out."""
+    before = dict(user.memberships.values_list("tenant__name", "role"))
+    user.memberships.exclude(tenant__name__in=roles).delete()
+    for tenant in Tenant.objects.filter(name__in=roles):
+        Membership.objects.update_or_create(user=user, tenant=tenant, defaults={"role": roles[tenant.name]})
+    after = dict(user.memberships.values_list("tenant__name", "role"))
+    if after != before:
+        record("user.roles_changed", user, actor=actor, before={"roles": before}, after={"roles": after})
+
+
+@transaction.atomic
+def set_password(user: User, password: str, actor: User, reason: str = "") -> None:
+    """Set the password by which *user* signs in. Raises ValidationError for a weak one."""
+    guard_user(user, actor, False)
+    validate_password(password, user)
+    user.set_password(password)
+    user.save(update_fields=["password"])
+    record("user.password_changed", user, actor=actor, reason=reason, severity=Severity.WARNING)
 
 
 @transaction.atomic

@@ -10,9 +10,10 @@ from django.db.models import Q, Sum
 from controlplane.accounts.models import Budget
 from controlplane.alerts.models import AlertRule, Condition
 from controlplane.alerts.problems import Problem, span
-from controlplane.fleet.attainment import Attainment
+from controlplane.fleet.attainment import CRITICAL_BURN, Attainment
 from controlplane.fleet.models import SloClass
-from controlplane.gateway.models import MinuteRow
+from controlplane.gateway.models import LedgerRow, MinuteRow
+from controlplane.gateway.selectors import MISSED_BY, missed_by
 from controlplane.usage.budgets import used_share
 
 SHORT_WINDOWS: Final = 12
@@ -20,10 +21,14 @@ SHORT_WINDOWS: Final = 12
 MIN_JUDGED: Final = 10
 """Requests in the short window below which a burn says nothing: one miss of three is no incident."""
 KINDS: Final = {
+    Condition.ERRORS: ("errors",),
+    Condition.ENDPOINT: ("endpoint", "queue"),
     Condition.INSTANCE: ("instance", "gpu", "region"),
+    Condition.ROLLOUT: ("rollout",),
     Condition.PLAN: ("plan",),
-    Condition.JOB: ("job", "part"),
     Condition.FLAPPING: ("flapping",),
+    Condition.BATCH: ("batch",),
+    Condition.JOB: ("job", "part"),
 }
 """Kinds of problems that meet a condition without a threshold."""
 
@@ -72,21 +77,34 @@ def _slo_burn(rule: AlertRule, now: datetime) -> Iterator[Problem]:
         long = Attainment(slo_class, met, judged, objective)
         short = Attainment(slo_class, met_lately, judged_lately, objective)
         if burns(long, short, rule.limit or 0.0):
-            detail = (
-                f"{judged - met:,} of {judged:,} requests missed in {span(rule.window_s)}: {long.burn or 0:.1f} times "
-                f"what {100 * objective:g}% allows; {short.burn or 0:.1f} times in the last {span(short_s)}"
+            words = f"{100 * met / judged:.1f}% of the {100 * objective:g}% promised over {span(rule.window_s)}, "
+            words += f"{long.burn or 0:.1f} times the allowed misses; {short.burn or 0:.1f} in the last {span(short_s)}"
+            missed = {"model": model, "class": slo_class, "slo": "missed", "hours": "1"}
+            shares = missed_by(LedgerRow.objects.filter(model=model, slo_class=slo_class, arrived_at__gte=late))
+            causes = [
+                (MISSED_BY[cause], share, f"/requests/?{urlencode(missed | {'cause': cause})}")
+                for cause, share in shares
+            ]
+            yield Problem(
+                "slo",
+                f"{model}, {slo_class}",
+                "critical" if (long.burn or 0.0) >= CRITICAL_BURN else "warning",
+                f"{model} misses its SLO for {slo_class}",
+                words,
+                f"/requests/?{urlencode(missed)}",
+                model,
+                rank=1 + (long.ratio or 0.0),
+                value=round(long.burn or 0.0, 2),
+                causes=tuple(causes),
             )
-            page = f"/?{urlencode({'model': model})}"
-            yield _met(f"{model}, {slo_class}", detail, page, model, round(long.burn or 0.0, 2))
 
 
 def _budget(rule: AlertRule, now: datetime) -> Iterator[Problem]:
     for row in Budget.objects.select_related("tenant", "api_key"):
         share = used_share(row, now)
         if share is not None and share >= (rule.limit or 0.0):
-            detail = f"{share:.0%} of {row.amount} is used"
-            yield _met(row.scope, detail, "/usage/budgets/", row.model, round(share, 4))
-
-
-def _met(subject: str, words: str, href: str, model: str, value: float) -> Problem:
-    return Problem("rule", subject, "warning", subject, words, href, model, value=value)
+            title, words = f"{row.scope} nears its budget", f"{share:.0%} of {row.amount} is used"
+            severity, value = "critical" if share >= 1 else "warning", round(share, 4)
+            yield Problem(
+                "budget", row.scope, severity, title, words, "/usage/budgets/", row.model, rank=3, value=value
+            )

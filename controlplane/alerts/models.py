@@ -5,25 +5,30 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from django.core.exceptions import ValidationError
-from django.core.validators import MaxValueValidator, MinValueValidator, URLValidator
+from django.core.validators import MaxValueValidator, MinValueValidator, URLValidator, validate_email
 from django.db import models
 from django.utils import timezone
 
 from controlplane.events.models import Severity
 
-DEFAULT_BURN, DEFAULT_BUDGET_SHARE = 14.4, 0.9
-"""Where a rule names no threshold: 2% of a month's error budget in an hour (SRE workbook, chapter 5); 90% of a limit."""
+DEFAULT_BURN, DEFAULT_BUDGET_SHARE = 1.0, 0.9
+"""Where a rule names no threshold: more misses than the objective allows; 90% of a limit."""
+MAIL = "mailto:"
 
 
 class Condition(models.TextChoices):
     """What a rule watches."""
 
-    SLO_BURN = "slo_burn", "SLO burn"
-    BUDGET = "budget", "Budget used"
-    INSTANCE = "instance", "Instance failed or resting, or GPU failed"
-    PLAN = "plan", "Plan waits for an operator"
-    JOB = "job", "Job late or failing, or part down"
+    SLO_BURN = "slo_burn", "SLO missed"
+    ERRORS = "errors", "Requests fail"
+    ENDPOINT = "endpoint", "Endpoint short of instances, or queue full"
+    INSTANCE = "instance", "Instance, GPU or region down"
+    ROLLOUT = "rollout", "Rollout failed"
+    PLAN = "plan", "Plan awaits approval"
     FLAPPING = "flapping", "Scaling flaps"
+    BATCH = "batch", "Batch late or at risk"
+    BUDGET = "budget", "Budget used"
+    JOB = "job", "Job or part of the stack in trouble"
 
 
 DEFAULT_THRESHOLDS = {Condition.SLO_BURN: DEFAULT_BURN, Condition.BUDGET: DEFAULT_BUDGET_SHARE}
@@ -37,26 +42,36 @@ class WebhookFormat(models.TextChoices):
     SLACK = "slack", "Slack (also Mattermost)"
 
 
+def check_receivers(text: str) -> None:
+    """Raise ValidationError where a part of *text*, between spaces, is neither a web address nor one of mail."""
+    for each in text.split():
+        try:
+            validate_email(each.removeprefix(MAIL)) if "://" not in each else WEBHOOK(each)
+        except ValidationError:
+            raise ValidationError(f"{each!r} is no https:// address of a webhook and no mail address.") from None
+
+
+WEBHOOK = URLValidator(schemes=["http", "https"])
+
+
 class AlertRule(models.Model):
-    """Opens one alert for each subject of its condition, and notifies a webhook when it opens and when it resolves."""
+    """Opens one alert for each subject of its condition, and notifies its receivers when it opens and when it resolves."""
 
     name = models.CharField(max_length=80, unique=True)
     condition = models.CharField(max_length=16, choices=Condition.choices)
     model = models.CharField(max_length=160, blank=True, help_text="Empty: every model.")
-    slo_class = models.CharField(
-        "SLO class", max_length=40, blank=True, help_text="Of an SLO burn; empty: every class."
-    )
+    slo_class = models.CharField("SLO class", max_length=40, blank=True, help_text="Of an SLO; empty: every class.")
     threshold = models.FloatField(
         null=True,
         blank=True,
         validators=[MinValueValidator(0.001)],
-        help_text="Of an SLO burn, times the allowed misses (14.4 if empty); of a budget, the used share (0.9 if empty).",
+        help_text="Of an SLO, times the allowed misses (1 if empty); of a budget, the used share (0.9 if empty).",
     )
     window_s = models.PositiveIntegerField(
         "window (s)",
         default=3600,
         validators=[MinValueValidator(720), MaxValueValidator(30 * 86_400)],
-        help_text="Of an SLO burn: the long window. The burn must also be above the threshold over a twelfth of it.",
+        help_text="Of an SLO: the long window. The misses must also be above the threshold over a twelfth of it.",
     )
     for_s = models.PositiveIntegerField(
         "for (s)",
@@ -64,13 +79,15 @@ class AlertRule(models.Model):
         validators=[MaxValueValidator(86_400)],
         help_text="Time for which the condition must hold before the alert opens.",
     )
-    severity = models.CharField(max_length=16, choices=Severity.choices, default=Severity.WARNING)
-    webhook_url = models.CharField(
-        "webhook URL",
+    severity = models.CharField(
+        max_length=16, choices=Severity.choices, blank=True, help_text="Empty: by how bad it is, warning or critical."
+    )
+    receivers = models.CharField(
         max_length=500,
         blank=True,
-        validators=[URLValidator(schemes=["http", "https"])],
-        help_text="Called when alerts open and resolve. It is a secret: only its host is shown.",
+        validators=[check_receivers],
+        help_text="Notified when alerts open and resolve: https:// addresses of webhooks and mail addresses, with spaces "
+        "between. Of a webhook, which is a secret, only the host is shown.",
     )
     webhook_format = models.CharField(max_length=16, choices=WebhookFormat.choices, default=WebhookFormat.ALERTMANAGER)
     repeat_hours = models.PositiveSmallIntegerField(
@@ -78,7 +95,7 @@ class AlertRule(models.Model):
     )
     active = models.BooleanField(default=True, help_text="A rule that is not active resolves its alerts.")
     created_at = models.DateTimeField(default=timezone.now, editable=False)
-    # Of the webhook, written by the process that owns the regions.
+    # Of the receivers, written by the process that owns the regions.
     failures = models.PositiveSmallIntegerField(default=0, editable=False)
     try_at = models.DateTimeField(null=True, editable=False)
     delivery_error = models.CharField(max_length=200, blank=True, editable=False)
@@ -95,27 +112,32 @@ class AlertRule(models.Model):
         return self.threshold if self.threshold is not None else DEFAULT_THRESHOLDS.get(Condition(self.condition))
 
     @property
-    def webhook(self) -> str:
-        """The host of the webhook, as it is shown; empty without one."""
-        parts = urlsplit(self.webhook_url)
-        return f"{parts.scheme}://{parts.hostname}/…" if parts.hostname else ""
+    def receivers_shown(self) -> str:
+        """Its receivers, as they are shown: mail addresses, and hosts of webhooks."""
+        parts = [(each, urlsplit(each)) for each in self.receivers.split()]
+        return ", ".join(f"{at.scheme}://{at.hostname}/…" if at.hostname else each for each, at in parts)
 
     def clean(self) -> None:
         if self.condition not in DEFAULT_THRESHOLDS and self.threshold is not None:
             raise ValidationError({"threshold": f"{self.get_condition_display()} has no threshold: leave it empty."})
         if self.condition != Condition.SLO_BURN and self.slo_class:
-            raise ValidationError({"slo_class": "Only an SLO burn is of an SLO class: leave it empty."})
+            raise ValidationError({"slo_class": "Only an SLO is of an SLO class: leave it empty."})
         if self.condition == Condition.JOB and self.model:
             raise ValidationError({"model": "Jobs and parts are of no model: leave it empty."})
-        if AlertRule.objects.filter(pk=self.pk).exclude(webhook_url=self.webhook_url).exists():
+        if AlertRule.objects.filter(pk=self.pk).exclude(receivers=self.receivers).exists():
             self.failures, self.try_at, self.delivery_error = 0, None, ""
 
 
 class AlertQuerySet(models.QuerySet["Alert"]):
     """Alerts by where they stand."""
 
-    def open(self) -> "AlertQuerySet":
+    def unresolved(self) -> "AlertQuerySet":
         return self.filter(resolved_at=None)
+
+    def open(self) -> "AlertQuerySet":
+        """Those that nobody knows of yet: what Overview lists and the navigation counts."""
+        unseen = self.unresolved().filter(acknowledged_at=None)
+        return unseen.exclude(silenced_until__gt=timezone.now())
 
 
 class Alert(models.Model):
@@ -123,7 +145,11 @@ class Alert(models.Model):
 
     rule = models.ForeignKey(AlertRule, on_delete=models.CASCADE, related_name="alerts")
     subject = models.CharField(max_length=200, help_text="What it is about, such as a model with its SLO class.")
+    title = models.CharField(max_length=200, blank=True)
     detail = models.CharField(max_length=500, blank=True)
+    severity = models.CharField(max_length=16, choices=Severity.choices, default=Severity.WARNING)
+    rank = models.FloatField(default=0.0, help_text="Among alerts of one severity, lowest first.")
+    causes = models.JSONField(default=list, help_text="Of missed SLOs: words, share and page of each.")
     model = models.CharField(max_length=160, blank=True)
     page = models.CharField(max_length=255, blank=True, help_text="Address in the console.")
     value = models.FloatField(null=True, help_text="Latest value, in the unit of the rule's threshold.")
@@ -134,7 +160,7 @@ class Alert(models.Model):
     acknowledged_at = models.DateTimeField(null=True)
     acknowledged_by = models.CharField(max_length=120, blank=True)
     silenced_until = models.DateTimeField(null=True, help_text="No message is sent before, also if it opens again.")
-    notified = models.CharField(max_length=8, blank=True, help_text="The last message that the webhook took.")
+    notified = models.CharField(max_length=8, blank=True, help_text="The last message that the receivers took.")
     notified_at = models.DateTimeField(null=True)
 
     objects = AlertQuerySet.as_manager()
@@ -155,6 +181,11 @@ class Alert(models.Model):
         return self.silenced_until is not None and self.silenced_until > (now or timezone.now())
 
     @property
+    def sentence(self) -> str:
+        """What is wrong, with its details."""
+        return ": ".join(part for part in (self.title, self.detail) if part)
+
+    @property
     def state(self) -> str:
         """`open`, `acknowledged`, `silenced` or `resolved`."""
         if self.resolved_at is not None:
@@ -165,5 +196,5 @@ class Alert(models.Model):
 
     def labels(self) -> dict[str, Any]:
         """Return what identifies the alert, as Alertmanager's labels."""
-        given = {"alertname": self.rule.name, "severity": self.rule.severity, "condition": self.rule.condition}
+        given = {"alertname": self.rule.name, "severity": self.severity, "condition": self.rule.condition}
         return given | {"subject": self.subject} | ({"model": self.model} if self.model else {})

@@ -1,9 +1,8 @@
-"""What is wrong now: one list for the Overview, the counts in the navigation, the alert rules and their webhooks.
+"""What is wrong now, which the alert rules watch: by their conditions it opens alerts, and nothing else is an alarm.
 
 `read_known` finds what rows say, and reads what live numbers are compared with; `find` adds what the live tables say.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -12,10 +11,8 @@ from urllib.parse import urlencode
 from django.db.models import Sum
 from msgspec import Struct
 
-from controlplane.alerts.models import Alert
 from controlplane.batches.models import LATE
 from controlplane.batches.selectors import running
-from controlplane.fleet.attainment import level_of
 from controlplane.fleet.lifecycle.gpu_health import ACTOR
 from controlplane.fleet.lifecycle.restarts import CRASH_LOOP
 from controlplane.fleet.lifecycle.states import InstanceState
@@ -41,9 +38,7 @@ class Problem(Struct, frozen=True):
     the alert itself knows it. *href* is written out: a process that serves no page need not load the URL configuration.
     """
 
-    kind: (
-        str  # instance, gpu, region, saturated, endpoint, queue, slo, errors, rollout, flapping, plan, batch, part, job
-    )
+    kind: str  # instance, gpu, region, endpoint, queue, slo, errors, rollout, flapping, plan, batch, part, job, budget
     subject: str
     severity: str  # critical, warning
     title: str
@@ -53,25 +48,8 @@ class Problem(Struct, frozen=True):
     rank: float = 0.0
     since: datetime | None = None
     value: float | None = None
-
-    @property
-    def sentence(self) -> str:
-        """Return the detail of an alert about the subject."""
-        return self.words if self.title == self.subject else f"{self.title}: {self.words}".rstrip(": ")
-
-
-class Problems(Struct, frozen=True):
-    """All problems, worst first, and the counts of the navigation."""
-
-    found: tuple[Problem, ...] = ()
-    counts: Mapping[str, int] = {}
-
-    def of_model(self, model: str) -> list[Problem]:
-        """Return the problems of *model* and the fleet's own; all if it is empty."""
-        return [each for each in self.found if not model or each.model in ("", model)]
-
-    def count(self, name: str) -> int:
-        return self.counts.get(name, 0)
+    causes: tuple[tuple[str, float, str], ...] = ()
+    """Words, share and page of each: what requests waited for, where it is about requests."""
 
 
 class Known(Struct, frozen=True):
@@ -86,8 +64,6 @@ class Known(Struct, frozen=True):
     """Of regions, by name."""
     dark: frozenset[str] = frozenset()
     """Regions that are dark: one problem each, not one of each instance and endpoint there."""
-    open_alerts: int = 0
-    """Neither acknowledged nor silenced."""
 
     def where(self, model: str, region: str) -> str:
         return f"{model} in {self.titles.get(region, region)}"
@@ -101,7 +77,6 @@ def read_known(now: datetime) -> Known:
         active.values_list("model__name", "region__name").annotate(Sum("queue_bound"), Sum("min_instances")).order_by()
     )
     held = Instance.objects.exclude(held="").filter(state=InstanceState.STOPPED).order_by("name")
-    unseen = Alert.objects.open().filter(acknowledged_at=None).exclude(silenced_until__gt=now)
     endpoints = [((model, region), bound, least) for model, region, bound, least in sums]
     return Known(
         tuple(_of_rows(now, titles)),
@@ -113,7 +88,6 @@ def read_known(now: datetime) -> Known:
         },
         titles,
         frozenset(Region.objects.exclude(dark_since=None).values_list("name", flat=True)),
-        unseen.count(),
     )
 
 
@@ -179,33 +153,23 @@ def _of_rows(now: datetime, titles: Mapping[str, str]) -> Iterator[Problem]:
             yield Problem("batch", batch.short_id, severity, title, batch.model, "/batches/", batch.model, 2)
 
 
-def find(tables: Mapping[str, Table], known: Known) -> Problems:
-    """Return what *tables* (of the live state) and *known* say is wrong."""
+def find(tables: Mapping[str, Table], known: Known) -> tuple[Problem, ...]:
+    """Return what *tables* (of the live state) and *known* say is wrong, worst first."""
     found = [
         *known.problems,
         *_instances(tables.get("instances", ()), known),
         *_endpoints(tables.get("endpoints", ()), known),
-        *_service(tables.get("tiles", ())),
+        *_errors(tables.get("tiles", ())),
         *_system(tables.get("parts", ()), tables.get("jobs", ())),
     ]
     found.sort(key=lambda each: (each.severity != "critical", each.rank, each.title))
-    kinds = [each.kind for each in found]
-    counts = {
-        "instances": sum(each.kind == "instance" and each.severity == "critical" for each in found),
-        "below": kinds.count("slo"),
-        "plans": kinds.count("plan"),
-        "system": kinds.count("part") + kinds.count("job"),
-        "batches": kinds.count("batch"),
-        "alerts": known.open_alerts,
-        "queues": sum((row["at_risk"] or 0) + (row["late"] or 0) for row in tables.get("queues", ())),
-    }
-    return Problems(tuple(found), counts)
+    return tuple(found)
 
 
 def _instances(table: Table, known: Known) -> Iterator[Problem]:
     for row in table:
         name, where, href = row["name"], known.where(row["model"], row["region"]), f"/fleet/instances/{row['name']}/"
-        kind, severity, failures = "instance", "critical", row.get("failures") or 0
+        severity, failures = "critical", row.get("failures") or 0
         match row["status"]:
             case "failed" if failures >= CRASH_LOOP:
                 rank, how = 0.8, "is in a crash loop"
@@ -218,13 +182,9 @@ def _instances(table: Table, known: Known) -> Iterator[Problem]:
                 rank, how, words = 2, "does not answer", where
             case "resting":
                 severity, rank, how, words = "warning", 1, "takes no requests", f"{row['trouble']}; {where}"
-            case "saturated":
-                kind, severity, rank, how = "saturated", "warning", 3 - (row["use_ratio"] or 0), "is saturated"
-                words = f"{row['running']} of {row['max_num_seqs']} sequences, KV cache {row['kv_ratio'] or 0:.0%}, "
-                words += f"{row['waiting'] or 0} waiting inside it; {where}"
             case _:
                 continue
-        yield Problem(kind, name, severity, f"{name} {how}", words, href, row["model"], rank)
+        yield Problem("instance", name, severity, f"{name} {how}", words, href, row["model"], rank)
 
 
 def _endpoints(table: Table, known: Known) -> Iterator[Problem]:
@@ -249,33 +209,22 @@ def _endpoints(table: Table, known: Known) -> Iterator[Problem]:
             words = f"{waiting:,} of {bound:,} waiting"
             if row["oldest_wait_s"]:
                 words += f"; the oldest for {span(row['oldest_wait_s'])}"
-            yield Problem("queue", subject, severity, f"The queue of {name} is {how}", words, href, model, 0.5)
-
-
-def slo_level(row: Mapping[str, Any]) -> str:
-    """Return the warning level of a tile's SLO: its worst class against the class's promise."""
-    return level_of(row.get("slo_met_ratio"), row.get("slo_objective_ratio"), row.get("slo_burn"))
-
-
-def _service(table: Table) -> Iterator[Problem]:
-    """Service levels and errors by model (the fleet's own line gives no clue where to look)."""
-    for row in table:
-        model, met, href = row["scope"], row["slo_met_ratio"], _link("/", row["scope"])
-        if not model:
-            continue
-        if severity := slo_level(row):
-            # Rounded down: 99.96% met is not all met.
-            words = f"{math.floor(met * 1000 + 1e-9) / 10:g}% of the {round(row['slo_objective_ratio'] * 100, 3):g}% "
-            words += f"promised to {row['slo_class']} over 5 min, burn {row['slo_burn']:.1f} times what it allows"
-            if row["ttft_p95_ms"] is not None:
-                words += f"; TTFT p95 {row['ttft_p95_ms']:,.0f} ms"
-            yield Problem("slo", model, severity, f"{model} is below its SLO", words, href, model, 1 + met)
-        requests, errors = row["requests_per_s"] or 0, row["errors_per_s"] or 0
-        if requests and (share := errors / requests) > ERRORS_WARNING:
-            severity = "critical" if share > ERRORS_CRITICAL else "warning"
             yield Problem(
-                "errors", model, severity, f"{model} has errors", f"{share:.1%} of requests fail", href, model, 1
+                "queue", f"queue of {subject}", severity, f"The queue of {name} is {how}", words, href, model, 0.5
             )
+
+
+def _errors(table: Table) -> Iterator[Problem]:
+    """Models whose requests fail (the fleet's own line gives no clue where to look)."""
+    for row in table:
+        model, requests, errors = row["scope"], row["requests_per_s"] or 0, row["errors_per_s"] or 0
+        if model and requests and (share := errors / requests) > ERRORS_WARNING:
+            severity = "critical" if share > ERRORS_CRITICAL else "warning"
+            href, words = (
+                f"/requests/?{urlencode({'model': model, 'outcome': 'failed'})}",
+                f"{share:.1%} of requests fail",
+            )
+            yield Problem("errors", model, severity, f"{model} has errors", words, href, model, 1)
 
 
 def _system(parts: Table, jobs: Table) -> Iterator[Problem]:

@@ -34,9 +34,9 @@ ALERT_RULE: Final = Kind(
     fixed=("condition",),
     only=(
         *("name", "model", "slo_class", "threshold", "window_s", "for_s", "severity"),
-        *("webhook_url", "webhook_format", "repeat_hours", "active"),
+        *("receivers", "webhook_format", "repeat_hours", "active"),
     ),
-    secret=frozenset({"webhook_url"}),
+    secret=frozenset({"receivers"}),
 )
 Seen = dict[tuple[int, str], datetime]
 """When a problem that has no time was first seen, by rule and subject."""
@@ -49,7 +49,7 @@ def follow(problems: Mapping[AlertRule, Iterable[Problem]], seen: Seen, now: dat
     A rule that is not in *problems* resolves its alerts. *began* is when this process began to judge: what it has not
     noticed yet may still hold.
     """
-    known = {(alert.rule_id, alert.subject): alert for alert in Alert.objects.open().select_related("rule")}
+    known = {(alert.rule_id, alert.subject): alert for alert in Alert.objects.unresolved().select_related("rule")}
     present = {(rule.pk, each.subject[:200]): (rule, each) for rule, of_rule in problems.items() for each in of_rule}
     for key in seen.keys() - present.keys():
         del seen[key]
@@ -59,17 +59,12 @@ def follow(problems: Mapping[AlertRule, Iterable[Problem]], seen: Seen, now: dat
         since = problem.since or seen.setdefault(key, now)
         alert = known.get(key)
         if alert is not None:
-            alert.detail, alert.value, alert.page, alert.seen_at = (
-                problem.sentence[:500],
-                problem.value,
-                problem.href,
-                now,
-            )
+            _describe(alert, problem, now)
             standing.append(alert)
         elif now - since >= timedelta(seconds=rule.for_s) and counts[rule.pk] < MAX_OPEN:
             counts[rule.pk] += 1
             _open(rule, key[1], problem, since, now)
-    Alert.objects.bulk_update(standing, ["detail", "value", "page", "seen_at"], batch_size=100)
+    Alert.objects.bulk_update(standing, DESCRIBED, batch_size=100)
     active = {rule.pk for rule in problems}
     for key, alert in known.items():
         if key not in present and (now - max(alert.seen_at, began) > RESOLVED_AFTER or alert.rule_id not in active):
@@ -78,20 +73,28 @@ def follow(problems: Mapping[AlertRule, Iterable[Problem]], seen: Seen, now: dat
 
 def _open(rule: AlertRule, subject: str, problem: Problem, since: datetime, now: datetime) -> None:
     before = Alert.objects.filter(rule=rule, subject=subject).first()
-    alert = Alert.objects.create(
+    alert = Alert(
         rule=rule,
         subject=subject,
-        detail=problem.sentence[:500],
         model=problem.model,
-        page=problem.href,
-        value=problem.value,
         since=since,
         opened_at=now,
-        seen_at=now,
         silenced_until=before.silenced_until if before is not None and before.is_silenced(now) else None,
     )
-    after = {"value": problem.value, "severity": rule.severity}
-    record("alert.opened", alert, actor=ACTOR, after=after, reason=alert.detail, severity=Severity(rule.severity))
+    _describe(alert, problem, now)
+    alert.save(force_insert=True)
+    after = {"value": problem.value, "severity": alert.severity}
+    record("alert.opened", alert, actor=ACTOR, after=after, reason=alert.sentence, severity=Severity(alert.severity))
+
+
+DESCRIBED: Final = ("title", "detail", "severity", "rank", "causes", "value", "page", "seen_at")
+
+
+def _describe(alert: Alert, problem: Problem, now: datetime) -> None:
+    """Write how *problem* stands now into `DESCRIBED`."""
+    alert.title, alert.detail = problem.title[:200], problem.words[:500]
+    alert.severity, alert.rank = alert.rule.severity or problem.severity, problem.rank
+    alert.causes, alert.value, alert.page, alert.seen_at = list(problem.causes), problem.value, problem.href, now
 
 
 def _resolve(alert: Alert, now: datetime) -> None:

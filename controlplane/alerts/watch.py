@@ -1,4 +1,4 @@
-"""Judges the rules and calls the webhooks, in the process that owns the regions: a dead Celery reports nothing."""
+"""Judges the rules and notifies their receivers, in the process that owns the regions: a dead Celery reports nothing."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -8,13 +8,13 @@ from typing import Final
 from channels.db import database_sync_to_async
 from django.utils import timezone
 
-from controlplane.alerts import services, webhooks
+from controlplane.alerts import messages, services
 from controlplane.alerts.conditions import problems_of
 from controlplane.alerts.models import Alert, AlertRule, Condition
 from controlplane.alerts.problems import Problem
 from controlplane.jobs.record import Job
 
-LOOK_S: Final = 10.0
+LOOK_S: Final = 5.0
 LOOKS_IN_WINDOW: Final = 120
 """Of an SLO burn: how often it is computed in its window, which may be days."""
 Found = Sequence[Problem]
@@ -42,14 +42,14 @@ class AlertWatch:
             await asyncio.sleep(LOOK_S)
 
     async def look(self, now: datetime) -> None:
-        """Open and resolve alerts, then call the webhooks that are due. Raises database errors."""
-        calls = await database_sync_to_async(self.judge)(now, self.found())
+        """Open and resolve alerts, then notify the receivers that are due. Raises database errors."""
+        calls = await database_sync_to_async(lambda: self.judge(now, self.found()))()
         if calls:
-            ended = await webhooks.call_all(calls)
+            ended = await messages.notify_all(calls)
             await database_sync_to_async(self._note)(ended, now)
 
     def judge(self, now: datetime, found: Found) -> list[tuple[AlertRule, list[Alert]]]:
-        """Open and resolve alerts; return the webhooks to call."""
+        """Open and resolve alerts; return the rules whose receivers are to be notified."""
         rules = list(AlertRule.objects.filter(active=True))
         terms = {_terms(rule) for rule in rules}
         self._burns = {key: made for key, made in self._burns.items() if key in terms}
@@ -59,7 +59,7 @@ class AlertWatch:
         if self._pruned_at is None or now - self._pruned_at >= PRUNE_EVERY:
             services.prune(now)
             self._pruned_at = now
-        return webhooks.due(now)
+        return messages.due(now)
 
     def _problems(self, rule: AlertRule, now: datetime, found: Found) -> list[Problem]:
         if rule.condition != Condition.SLO_BURN:
@@ -72,7 +72,7 @@ class AlertWatch:
     @staticmethod
     def _note(ended: list[tuple[AlertRule, list[Alert], str]], now: datetime) -> None:
         for rule, alerts, error in ended:
-            webhooks.note(rule, alerts, error, now)
+            messages.note(rule, alerts, error, now)
 
 
 def _terms(rule: AlertRule) -> tuple[object, ...]:

@@ -61,19 +61,18 @@ CAPACITY = _entry("Capacity", "capacity", "c", "capacity", "capacity-plan")
 USAGE = Entry("Usage and keys", "usage", "u", (Section("usage", "Usage"), Section("keys", "API keys")))
 API = Section("api-docs", "API")
 SYSTEM = Entry("System", "system", "y", (
-    Section("system", "System"), Section("alerts", "Alerts"), Section("events", "Events", ("event",)),
-    Section("settings", "Settings"), API,
+    Section("alerts", "Alerts"), Section("events", "Events", ("event",)), Section("system", "Jobs"),
+    Section("users", "Users and access", ("user-link",)), Section("settings", "Settings"), API,
 ))  # fmt: skip
-OF_OPERATORS = "system"
-"""The section that viewers do not see."""
+LEAST = {"system": Role.OPERATOR, "users": Role.ADMIN}
+"""Of the sections that viewers do not see."""
 
 
 def navigation(request: HttpRequest) -> list[tuple[str, tuple[Entry, ...]]]:
     """Return groups of entries with their headings; only pages that this user can open."""
     if may(request, Role.VIEWER):
-        system = SYSTEM
-        if not may(request, Role.OPERATOR):
-            system = replace(SYSTEM, sections=tuple(one for one in SYSTEM.sections if one.url_name != OF_OPERATORS))
+        seen = (one for one in SYSTEM.sections if may(request, LEAST.get(one.url_name, Role.VIEWER)))
+        system = replace(SYSTEM, sections=tuple(seen))
         return [
             ("", (OVERVIEW, FLEET, REQUESTS)),
             ("Serve", (MODELS, QUEUES, BATCHES, APPLICATIONS)),
@@ -105,7 +104,7 @@ def console(request: HttpRequest) -> dict[str, object]:
     if not getattr(request, "user", None) or not request.user.is_authenticated or request.path.startswith("/admin/"):
         return {"version": __version__}
     match = request.resolver_match
-    role, problems = role_of(request), feed.latest().problems
+    role, alerts = role_of(request), feed.latest().alerts
     entries, page = navigation(request), match.url_name if match and match.app_name == "console" else ""
     return {
         "version": __version__,
@@ -117,5 +116,5 @@ def console(request: HttpRequest) -> dict[str, object]:
         "fleet_role": role,
         "is_operator": may(request, Role.OPERATOR),
         "sees_admin": may(request, Role.ADMIN),
-        "badges": {entry: (name, badge(problems, name)) for name, (entry, _) in BADGES.items()} if role else {},
+        "badges": {name: (name, badge(alerts, name)) for name in BADGES} if role else {},
     }

@@ -20,8 +20,7 @@ from pydantic import ValidationError
 
 from controlplane.accounts.models import Role, User
 from controlplane.accounts.selectors import manageable_api_keys, tenants_with_role
-from controlplane.accounts.services import revoke_api_key
-from controlplane.alerts import webhooks
+from controlplane.alerts import messages
 from controlplane.alerts.models import AlertRule
 from controlplane.applications import reporting
 from controlplane.applications.models import ApplicationRun
@@ -31,7 +30,6 @@ from controlplane.console.access.roles import may, signed_in
 from controlplane.console.actions import ActionForm, carried_out
 from controlplane.dispatch.queues.operations import RunAction
 from controlplane.events.services import record
-from controlplane.fleet import services
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.gateway.errors import ApiError
 from controlplane.resources.alerts import ALERTS
@@ -41,7 +39,7 @@ from controlplane.resources.jobs import SHARDS
 from controlplane.resources.lengths import LENGTH_VERSIONS
 from controlplane.resources.plans import PLANS
 from controlplane.resources.resource import Nothing, Operation, Resource
-from controlplane.webhooks import call
+from controlplane.resources.undo import ACTIVATE, REVOKE
 
 
 @dataclass(frozen=True)
@@ -80,31 +78,24 @@ def cancel(batch: Batch, actor: User, reason: str) -> str:
     return f"{batch} is being canceled; lines that run finish, and its output stays readable."
 
 
-def test_webhook(rule: AlertRule, actor: User, reason: str) -> str:
-    if not rule.webhook_url:
-        raise ActionError(f"{rule} has no webhook")
-    error = async_to_sync(call)(rule.webhook_url, webhooks.sample_body(rule, timezone.now()))
-    if error:
-        raise ActionError(f"The webhook {rule.webhook} of {rule} {error}")
-    return f"The webhook {rule.webhook} of {rule} took a test message."
+def test_receivers(rule: AlertRule, actor: User, reason: str) -> str:
+    if not rule.receivers:
+        raise ActionError(f"{rule} has no receiver")
+    if error := async_to_sync(messages.notify)(rule, messages.sample(rule, timezone.now())):
+        raise ActionError(f"The test message of {rule} did not arrive: {error}")
+    return f"{rule.receivers_shown} took a test message of {rule}."
 
 
 def act_on_run(action: RunAction, run: ApplicationRun, actor: User, reason: str) -> str:
     return reporting.acted_on_run(run.run, action, reporting.act_on_run(run, action, actor, reason, timezone.now()))
 
 
-ACTIVATE = Operation(
-    "activate",
-    services.activate,
-    "It is offered again with the values that it had. Its instances are started one by one, or by the safety autoscaler.",
-    Role.ADMIN,
-)
 OFFERS = {
     "alerts": of(ALERTS, "console:alerts"),
     "alert-rules": on(
         AlertRule,
         "console:alerts",
-        Operation("test", test_webhook, "A test message is sent to its webhook.", Role.ADMIN, needs_reason=False),
+        Operation("test", test_receivers, "A test message is sent.", Role.ADMIN, needs_reason=False),
     ),
     "batches": Offer(
         lambda request: Batch.objects.filter(tenant__in=tenants_with_role(request.user, Role.OPERATOR)),
@@ -121,7 +112,7 @@ OFFERS = {
     "instances": of(INSTANCES, "console:fleet"),
     "keys": Offer(
         lambda request: manageable_api_keys(request.user),
-        (Operation("revoke", revoke_api_key, "Its requests are refused within seconds. This cannot be undone."),),
+        (REVOKE,),
         "console:keys",
         of_tenants=True,
     ),

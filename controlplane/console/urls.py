@@ -28,6 +28,7 @@ from controlplane.console.pages.settings import views as settings
 from controlplane.console.pages.sign_in import views as sign_in
 from controlplane.console.pages.system import views as system
 from controlplane.console.pages.usage import views as usage
+from controlplane.console.pages.users import views as users
 from controlplane.console.pages.what_if import building
 from controlplane.console.pages.what_if import views as what_if
 
@@ -84,10 +85,13 @@ urlpatterns = [
     path("system/", system.system, name="system"),
     path("alerts/", alerts.alerts, name="alerts"),
     path("alerts/<int:pk>/silence/", alerts.silence, name="silence"),
+    path("users/", users.users, name="users"),
+    path("users/<int:pk>/link/", users.link, name="user-link"),
     path("settings/", settings.settings, name="settings"),
     path("settings/<str:name>/", settings.change, name="setting"),
     path("events/", events.events, name="events"),
     path("events/<int:pk>/", events.event, name="event"),
+    path("events/<int:pk>/undo/", events.undo, name="undo"),
     path("api/docs", login_required(TemplateView.as_view(template_name="console/api_docs.html")), name="api-docs"),
     path("sign-in/", sign_in.sign_in, name="sign-in"),
     path("sign-in/<str:token>/", sign_in.sign_in_by_link, name="sign-in-link"),

@@ -12,7 +12,7 @@ from controlplane.events.models import Event, Severity
 from controlplane.events.services import record
 
 SECRET_FIELDS = frozenset({"password", "sha256"})
-MARKED_FIELDS = frozenset({"api_key", "secret", "secrets", "webhook_url"})
+MARKED_FIELDS = frozenset({"api_key", "secret", "secrets", "receivers"})
 """Secrets that are used as they are: the mark shows that one was exchanged."""
 # Set by the system at every save or use: not part of a change.
 IGNORED_FIELDS = frozenset({"changed_at", "created_at", "last_login", "last_used_at", "date_joined", "launched_with"})

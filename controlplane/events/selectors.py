@@ -18,6 +18,11 @@ def visible_events(user: User | AnonymousUser) -> QuerySet[Event]:
     return Event.objects.filter(subject_type="apikey", subject_id__in=keys)
 
 
+def kind_in_words(kind: str) -> str:
+    """Return `Api key revoked` for `api_key.revoked`."""
+    return kind.replace(".", " ").replace("_", " ").capitalize()
+
+
 def event_kinds() -> list[str]:
     """Return every kind that has occurred, for a filter's choices."""
     return list(Event.objects.order_by("kind").values_list("kind", flat=True).distinct())

@@ -14,8 +14,9 @@ from controlplane.fleet.inventory.kinds import (
     SWAP_GROUP,
     WEIGHTED_TARGET,
 )
-from controlplane.fleet.models import InstanceCommand, Launcher, Rollout, Swap
-from controlplane.resources.admin import KindAdmin, KindForm, register, show
+from controlplane.fleet.models import Launcher
+from controlplane.resources.admin import KindAdmin, register
+from controlplane.resources.forms import KindForm
 from controlplane.resources.instances import INSTANCES
 from controlplane.resources.inventory import (
     DEPLOYMENTS,
@@ -77,32 +78,4 @@ register(
     *("name", "state", "deployment", "node", "launcher", "state_changed_at"),
     base=InstanceAdmin,
     related=PLACE,
-)
-show(
-    InstanceCommand,
-    *("created_at", "instance", "verb", "state", "actor", "reason", "error"),
-    search=("instance__name", "actor", "reason", "error"),
-)
-show(
-    Swap,
-    *(
-        "started_at",
-        "group",
-        "instance",
-        "state",
-        "tier",
-        "sleep_tier",
-        "drain_s",
-        "sleep_s",
-        "load_s",
-        "actor",
-        "message",
-    ),
-    search=("group__name", "instance__name", "actor", "reason", "message"),
-)
-show(
-    Rollout,
-    *("started_at", "deployment", "state", "up_to_date", "total", "actor", "reason", "message"),
-    related=PLACE,
-    search=("deployment__model__name", "actor", "reason", "message"),
 )

@@ -4,9 +4,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
-from django.db.models import Case, Count, F, Q, QuerySet, Sum, When
+from django.db.models import Case, CharField, Count, F, OuterRef, Q, QuerySet, Subquery, Sum, Value, When
 from django.db.models.functions import Abs, TruncMinute
 
 from controlplane.accounts.models import Tenant
@@ -19,6 +19,39 @@ from controlplane.rows import narrowed
 USAGE_COLUMNS = SERIES + SUMS
 OWN_REGION = Case(When(own_region="", then=F("region")), default=F("own_region"))
 """Region of the caller of a ledger row, or of the callers of a minute row."""
+
+MISSED_BY: Final = {
+    "failed": "failed or rejected",
+    "moved": "placed again after a loss",
+    "queue": "waited in the queue",
+    "prefill": "slow prefill",
+    "decode": "slow decode",
+}
+"""What made a request miss its SLO, in words."""
+
+
+def by_cause(rows: QuerySet[LedgerRow], cause: str = "") -> QuerySet[LedgerRow]:
+    """Those of *rows* that missed their SLO, with `cause`, one of `MISSED_BY`; only those with *cause* if it is given."""
+    target = Subquery(SloClass.objects.filter(name=OuterRef("slo_class")).values("ttft_target_ms")[:1])
+    first_ms = Case(When(ttft_ms=None, then=F("e2e_ms")), default=F("ttft_ms"))
+    late = Q(first_ms__gt=F("target")) | Q(ttft_ms=None)
+    ways = (
+        When(outcome__in=[Outcome.FAILED, Outcome.REJECTED], then=Value("failed")),
+        When(attempts__gt=1, then=Value("moved")),
+        When(late, queue_ms__gte=F("first_ms") / 2, then=Value("queue")),
+        When(late, then=Value("prefill")),
+    )
+    missed: Any = rows.filter(slo_met=False).annotate(target=target, first_ms=first_ms)
+    missed = missed.annotate(cause=Case(*ways, default=Value("decode"), output_field=CharField()))
+    return cast("QuerySet[LedgerRow]", missed.filter(cause=cause) if cause else missed)
+
+
+def missed_by(rows: QuerySet[LedgerRow]) -> list[tuple[str, float]]:
+    """Return the share of each cause among those of *rows* that missed their SLO, the greatest first."""
+    missed: Any = by_cause(rows).order_by()
+    counted = missed.values_list("cause").annotate(count=Count("pk"))
+    counts = sorted(counted, key=lambda each: -each[1])
+    return [(cause, count / sum(count for _, count in counts)) for cause, count in counts]
 
 
 def tokens_since(since: datetime, tenant_id: int | None, key_id: int | None, model: str) -> int:

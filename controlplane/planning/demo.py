@@ -1,9 +1,11 @@
 """Policy bundles of the demo: several papers' bundles in two modes, to view, approve and compare."""
 
 from collections import Counter
+from typing import Literal
 
 from django.db import transaction
 
+from controlplane.fleet.demo import seed as seed_fleet
 from controlplane.fleet.models import Model
 from controlplane.planning.models import PolicyMode, ScalingPolicy
 from controlplane.planning.services import set_policy, switch_bundle
@@ -36,3 +38,8 @@ def seed() -> Counter[str]:
         switch_bundle(model, bundle, "demo", "the demo shows several bundles")
         created["scaling policies"] += 1
     return created
+
+
+def seed_all(fleet: Literal["none", "emulated"] = "emulated") -> Counter[str]:
+    """Create the whole demo, inventory and policies; rows that exist stay. Return counts of created rows."""
+    return seed_fleet(fleet) + seed()

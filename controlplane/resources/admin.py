@@ -1,11 +1,10 @@
-"""Django's admin from declarations: rows of a kind are written by `inventory.services`, as `/api` does, others are shown.
+"""Django's admin from declarations: rows of a kind are written by `inventory.services`, as `/api` does.
 
-The operations of a resource are actions.
+The operations of a resource are actions. What is only read is on pages, in REST and in files, and not here.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, ClassVar, cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 from django import forms
 from django.contrib import admin, messages
@@ -16,13 +15,13 @@ from django.db.models import BooleanField, DateTimeField, Field, Model, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 
-from controlplane.accounts.admin_site import RoleAdmin, Row
-from controlplane.accounts.models import Role, User
-from controlplane.accounts.requests import NotedRequest, user_of
+from controlplane.accounts.admin_site import RoleAdmin
+from controlplane.accounts.models import Role
+from controlplane.accounts.requests import user_of
 from controlplane.events import since
-from controlplane.events.audit import record_change, record_creation, record_deletion, snapshot
 from controlplane.fleet.inventory import services
 from controlplane.fleet.inventory.kinds import Kind
+from controlplane.resources.forms import KindForm
 from controlplane.resources.resource import Operation, Resource
 
 CONFIRMED = "confirmed"
@@ -67,107 +66,6 @@ def action_of(operation: Operation) -> Any:
 
     run.__name__ = operation.verb
     return run
-
-
-class ReadOnlyAdmin(RoleAdmin[Row]):
-    """Rows that only Pilothouse itself writes."""
-
-    show_full_result_count = False  # these tables grow without end: no second count of all rows on every page
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Row | None = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Row | None = None) -> bool:
-        return False
-
-
-class AuditedAdmin(RoleAdmin[Row]):
-    """Every row created, changed or deleted here is an event with before and after."""
-
-    def save_model(self, request: HttpRequest, obj: Row, form: forms.ModelForm[Row], change: bool) -> None:
-        if change:
-            cast(NotedRequest, request).audit_before = snapshot(type(obj)._default_manager.get(pk=obj.pk))
-        super().save_model(request, obj, form, change)
-
-    def save_related(self, request: HttpRequest, form: forms.ModelForm[Row], formsets: Any, change: bool) -> None:
-        super().save_related(request, form, formsets, change)
-        row = type(form.instance)._default_manager.get(pk=form.instance.pk)
-        if change:
-            record_change(row, cast(NotedRequest, request).audit_before, user_of(request))
-        else:
-            record_creation(row, user_of(request))
-
-    def delete_model(self, request: HttpRequest, obj: Row) -> None:
-        record_deletion(obj, user_of(request))
-        super().delete_model(request, obj)
-
-    @transaction.atomic
-    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Row]) -> None:
-        for row in queryset:
-            self.delete_model(request, row)
-
-
-def _shown(show: Callable[[Any], Any], value: Any) -> Any:
-    """Return *value* for its field; nothing for none."""
-    return "" if value is None else show(value)
-
-
-class KindForm(forms.ModelForm[Any]):
-    """Form of a row; the services check it, while its instance stays as it was read."""
-
-    kind: ClassVar[Kind]
-    user: ClassVar[User]
-    read_at: ClassVar[str]
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        for name in self.kind.optional & self.fields.keys():
-            self.fields[name].required = False
-        for name in self.kind.secret & self.fields.keys():
-            field: Any = self.fields[name]
-            self.initial[name], field.required = None, False
-            field.help_text += " An empty field keeps what is set; - or {} removes it."
-            if isinstance(field, forms.JSONField):
-                field.prepare_value = partial(_shown, field.prepare_value)  # type: ignore[method-assign]
-            else:
-                field.widget = forms.PasswordInput(attrs={"autocomplete": "new-password"})
-
-    def _post_clean(self) -> None:
-        if self.errors:
-            return
-        values = {name: self._named(name) for name in self.cleaned_data if name in self.fields}
-        try:
-            if self.instance.pk:
-                changes = {name: values[name] for name in self.changed_data if name in values}
-                self.instance = services.change(self.kind, self.instance, changes, self.user, read_at=self.read_at)
-            else:
-                left_out = self.kind.secret | self.kind.optional
-                values = {name: value for name, value in values.items() if name not in left_out or value is not None}
-                self.instance = services.create(self.kind, self.values(values), self.user)
-        except ValidationError as error:
-            named = error.message_dict if hasattr(error, "error_dict") else {"": error.messages}
-            for name, texts in named.items():
-                self.add_error(name if name in self.fields else None, texts)
-        except ValueError as error:
-            self.add_error(None, str(error))
-
-    def values(self, named: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the values of a new row."""
-        return named
-
-    def _named(self, name: str) -> Any:
-        value, by = self.cleaned_data[name], self.kind.by.get(name, "name")
-        if name in self.kind.secret and value == "-":
-            return ""
-        if isinstance(value, QuerySet):
-            return [getattr(row, by) for row in value]
-        return getattr(value, by) if isinstance(value, Model) and name in self.kind.named else value
-
-    def _save_m2m(self) -> None:
-        """The services have saved it."""
 
 
 class KindAdmin(RoleAdmin[Any]):
@@ -243,6 +141,7 @@ def register(
     base: type[KindAdmin] = KindAdmin,
     operations: Sequence[Operation] = (),
     related: Sequence[str] = (),
+    view_role: Role = Role.VIEWER,
 ) -> None:
     """Add the admin of a kind, with the operations of its resource. Its list has *columns*, by default the first fields."""
     kind = cast(Kind, of.kind if isinstance(of, Resource) else of)
@@ -254,28 +153,15 @@ def register(
     texts = [name for name in own if fields[name].get_internal_type() in TEXTS and not fields[name].choices]
     options = {
         "kind": kind,
+        "view_role": view_role,
         "search_fields": [*texts, *by],
-        "autocomplete_fields": [name for name in kind.named if name in names],
+        "autocomplete_fields": [name for name in kind.named if name in names and name != "api_key"],
     } | listed(
         kind.model,
         related,
         *(columns or [name for name in own if fields[name].get_internal_type() != "JSONField"][:LISTED]),
     )
     _add(kind.model, base, options, operations)
-
-
-def show(
-    model: type[Model],
-    *columns: str,
-    search: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    operations: Sequence[Operation] = (),
-    related: Sequence[str] = (),
-    view_role: Role = Role.VIEWER,
-) -> None:
-    """Add the admin of rows that are only shown, with *columns* in its list."""
-    options = {"search_fields": search, "exclude": exclude, "view_role": view_role} | listed(model, related, *columns)
-    _add(model, ReadOnlyAdmin, options, operations)
 
 
 def listed(model: type[Model], related: Sequence[str], *columns: str) -> dict[str, Any]:

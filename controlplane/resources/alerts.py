@@ -1,6 +1,7 @@
 """Alerts, and the rules that open them."""
 
 from datetime import datetime
+from typing import Any
 
 from django.db.models import Q, QuerySet
 from django.utils import timezone
@@ -28,7 +29,7 @@ def by_state(rows: QuerySet[Alert], state: str) -> QuerySet[Alert]:
         case "acknowledged":
             return rows.filter(resolved_at=None, acknowledged_at__isnull=False).exclude(silenced)
         case "open":
-            return rows.filter(resolved_at=None, acknowledged_at=None).exclude(silenced)
+            return rows.filter(pk__in=Alert.objects.open())
         case "unresolved":
             return rows.filter(resolved_at=None)
     return rows
@@ -66,12 +67,14 @@ ALERTS = Resource(
     columns=(
         Column("id", "Alert"),
         Column("subject", "What", draw="console/alerts/subject_cell.html"),
-        Column("detail", "Detail", draw="wide"),
+        Column("title", "Title"),
+        Column("detail", "Detail", draw="console/alerts/detail_cell.html", kind="wide"),
+        Column("causes", type=list[Any], about="Of a missed SLO: words, share of the misses and page of each."),
         Column("value", "Value", draw="console/alerts/value_cell.html", kind="num"),
         Column("threshold", source="rule.limit", type=float | None, about="In force; null for a rule without one."),
         Column("rule", "Rule", "rule.name", type=str),
         Column("condition", "Condition", "rule.condition", type=Condition),
-        Column("severity", "Severity", "rule.severity", type=Severity),
+        Column("severity", "Severity"),
         Column("model", "Model"),
         Column("state", "State", type=str, draw="console/alerts/state_cell.html", about=f"One of {', '.join(STATES)}."),
         Column("since", "Since (UTC)", draw="since", label="For"),
@@ -81,7 +84,10 @@ ALERTS = Resource(
         Column("acknowledged_by", "Acknowledged by"),
         Column("silenced_until", "Silenced until (UTC)"),
         Column(
-            "notified", "Notified", type=str, about="Last message that the webhook took: `firing`, `resolved` or none."
+            "notified",
+            "Notified",
+            type=str,
+            about="Last message that its receivers took: `firing`, `resolved` or none.",
         ),
         Column("notified_at", "Notified at (UTC)"),
         Column("page", about="Address in the console."),
@@ -94,17 +100,17 @@ ALERTS = Resource(
                 "state",
                 "State",
                 [
-                    ("unresolved", "Not resolved"),
                     *((state, state.capitalize()) for state in STATES),
+                    ("unresolved", "Not resolved"),
                     ("", "All states"),
                 ],
-                "unresolved",
+                "open",
             ),
             about=f"One of {', '.join(STATES)}, or `unresolved`; without it all.",
         ),
         Filter(
             "severity",
-            "rule__severity",
+            "",
             Severity,
             Select("severity", "Severity", [("", "All severities"), *Severity.choices]),
         ),
@@ -112,7 +118,7 @@ ALERTS = Resource(
         of_model(),
         *in_range("opened_at", "Opened", 1, 24, 168),
     ),
-    page=("subject", "state", "value", "since", "detail"),
+    page=("subject", "detail", "state", "value", "since"),
     template="console/alerts/alerts.html",
     actions="console/alerts/actions.html",
     live="events",
@@ -136,14 +142,24 @@ ALERT_RULES = Resource(
         ),
         Column("window_s", "Window (s)", draw="period"),
         Column("for_s", "For (s)", label="After", draw="period"),
-        Column("severity", "Severity", type=Severity, draw="console/alerts/severity_cell.html"),
-        Column("webhook", "Webhook", type=str, draw="console/alerts/webhook_cell.html", about="Its host alone."),
+        Column(
+            "severity", "Severity", type=str, draw="console/alerts/severity_cell.html", about="Empty: by how bad it is."
+        ),
+        Column(
+            "receivers",
+            "Receivers",
+            "receivers_shown",
+            type=str,
+            label="Notifies",
+            draw="console/alerts/receivers_cell.html",
+            about="Mail addresses, and hosts of webhooks.",
+        ),
         Column("webhook_format", "Format", type=WebhookFormat),
         Column("repeat_hours", "Repeats (h)"),
         Column("active", "Active", type=bool),
-        Column("failures", type=int, about="Of the webhook, in a row."),
+        Column("failures", type=int, about="Of the receivers, in a row."),
         Column("delivery_error", "Delivery error", type=str),
         Column("open", "Open", open_alerts, type=int, draw="count"),
     ),
-    page=("name", "condition", "threshold", "for_s", "severity", "webhook", "open"),
+    page=("name", "condition", "threshold", "for_s", "severity", "receivers", "open"),
 )

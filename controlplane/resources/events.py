@@ -6,7 +6,7 @@ from django.db.models import QuerySet
 
 from controlplane.accounts.models import Role
 from controlplane.events.models import Event, Severity
-from controlplane.events.selectors import event_kinds, visible_events
+from controlplane.events.selectors import event_kinds, kind_in_words, visible_events
 from controlplane.resources.filters import Control, Hidden, Search, Select, every
 from controlplane.resources.resource import Column, Filter, Resource, Viewer, in_range, of_choice, search_in
 
@@ -21,7 +21,7 @@ def by_kind(rows: QuerySet[Event], kind: str) -> QuerySet[Event]:
 
 
 def kind_control(_viewer: Viewer) -> Control:
-    return Select("kind", "Kind", every("kinds", event_kinds()))
+    return Select("kind", "Kind", every("kinds", [(kind, kind_in_words(kind)) for kind in event_kinds()]))
 
 
 EVENTS = Resource(

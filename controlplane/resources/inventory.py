@@ -135,6 +135,7 @@ PRICES = Resource(
     page=("item", "name", "amount", "from_at", "reason", "created_by", "created_at"),
     parent=("console:usage", "Usage"),
     empty="No price was entered.",
+    template="console/usage/prices.html",
 )
 NODES = Resource(
     name="nodes",

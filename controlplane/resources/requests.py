@@ -7,6 +7,8 @@ from django.db.models import Q, QuerySet
 from controlplane.fleet.models import SloClass
 from controlplane.gateway.explanation import trace_of
 from controlplane.gateway.models import LedgerRow, Outcome
+from controlplane.gateway.selectors import MISSED_BY
+from controlplane.gateway.selectors import by_cause as missed_by_cause
 from controlplane.resources.filters import Control, Hidden, Search, Select, every
 from controlplane.resources.names import region_names
 from controlplane.resources.resource import LEAVES, Column, Filter, Resource, Viewer, in_range, of_model
@@ -141,6 +143,12 @@ REQUESTS = Resource(
             control=Select("slo", "SLO", [("", "SLO: all"), ("missed", "SLO missed"), ("met", "SLO met")]),
             values={"missed": False, "met": True},
             about="Of those that were judged.",
+        ),
+        Filter(
+            "cause",
+            missed_by_cause,
+            control=Hidden("cause", MISSED_BY),
+            about=f"Of those that missed their SLO: {', '.join(MISSED_BY)}.",
         ),
         Filter("region", control=region_control),
         Filter("tenant", "tenant__name", control=tenant_control),

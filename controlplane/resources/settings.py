@@ -6,7 +6,9 @@ from datetime import datetime
 from typing import Any
 
 from controlplane.accounts.models import Role
-from controlplane.resources.resource import Column, Resource, Viewer, of_model
+from controlplane.resources.filters import Search, Select, every
+from controlplane.resources.resource import Column, Filter, Resource, Viewer, of_model
+from controlplane.tunable import GROUPS
 from controlplane.tuning.selectors import Described, described
 
 
@@ -18,6 +20,21 @@ def of_one_model(_rows: Sequence[Described], model: str) -> list[Described]:
     return described(model)
 
 
+def found_by(rows: Sequence[Described], text: str) -> list[Described]:
+    """Return those with each word of *text* in the name, the group or the description."""
+    words = text.lower().replace("_", " ").split()
+    return [
+        each
+        for each in rows
+        if all(word in f"{each.name} {each.group} {each.purpose}".lower().replace("_", " ") for word in words)
+    ]
+
+
+def of_group(rows: Sequence[Described], group: str) -> list[Described]:
+    return [each for each in rows if each.group == group]
+
+
+GROUP_NAMES = [str(group.__doc__) for group in GROUPS]
 SETTINGS = Resource(
     name="settings",
     noun="setting",
@@ -50,6 +67,8 @@ SETTINGS = Resource(
         replace(
             of_model(), lookup=of_one_model, about="The settings of one model: those that can be overridden per model."
         ),
+        Filter("q", found_by, rest=False, control=Search("q", "Search settings", "Search all settings")),
+        Filter("group", of_group, rest=False, control=Select("group", "Group", every("groups", GROUP_NAMES))),
     ),
     page=("name", "value", "unit", "default", "limits", "purpose"),
     template="console/settings/settings.html",

@@ -57,8 +57,8 @@ def drop_stale_copies(folder: Path) -> int:
 
 
 def demo() -> str:
-    from controlplane.alerts.demo import seed_all
     from controlplane.fleet.models import Instance, Model, Region
+    from controlplane.planning.demo import seed_all
 
     seed_all()
     counts = [(Region, "region"), (Model, "model"), (Instance, "instance")]

@@ -8,12 +8,15 @@ from typing import Any
 from django.core.files.base import ContentFile
 from django.utils import timezone
 
-from controlplane.accounts.models import ApiKey, Budget, Tenant
+from controlplane.accounts.models import ApiKey, Budget, Membership, Tenant, User
 from controlplane.accounts.services import create_api_key, create_sign_in_link
 from controlplane.alerts.models import Alert, AlertRule
 from controlplane.applications.models import Application, UnitBackend
 from controlplane.batches.models import Batch, StoredFile
+from controlplane.events.models import Event
 from controlplane.events.services import record
+from controlplane.fleet.inventory.kinds import REGION
+from controlplane.fleet.inventory.services import change
 from controlplane.fleet.models import (
     Adapter,
     Deployment,
@@ -198,8 +201,12 @@ class World:
         self.capacity_plan = capacity_rows.done()
         Setting.objects.create(name="PLAN_EPSILON", value=0.7, changed_by="zephyr-bot")
         rule = AlertRule.objects.create(
-            name="zephyr-alert", condition="instance", webhook_url=f"http://127.0.0.1:9/{WEBHOOK_SECRET}"
+            name="zephyr-alert", condition="instance", receivers=f"http://127.0.0.1:9/{WEBHOOK_SECRET}"
         )
+        somebody = User.objects.create_user("zephyr-user", "zephyr@example.com")
+        self.membership = Membership.objects.create(user=somebody, tenant=acme)
+        change(REGION, deployment.region, {"title": "US East"}, "zephyr-bot", FLEET_REASON)
+        change(REGION, deployment.region, {"zone": "zephyr-zone"}, "zephyr-bot", FLEET_REASON)
         self.alert = Alert.objects.create(rule=rule, subject="zephyr-2", since=now, opened_at=now, seen_at=now)
 
     def feed(self) -> Feed:
@@ -235,6 +242,9 @@ class World:
             "KEY": self.keys["acme"].pk,
             "EVENT": self.event.pk,
             "BUDGET": self.budgets["acme"].pk,
+            "USER": self.membership.user_id,
+            "MEMBERSHIP": self.membership.pk,
+            "UNDONE": Event.objects.filter(kind="region.changed").latest("pk").pk,
             "BATCH": self.batches["acme"].pk,
             "BATCH_ID": self.batches["acme"].public_id,
             "APPLICATION": self.run.application.pk,

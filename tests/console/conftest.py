@@ -2,13 +2,19 @@
 
 import functools
 import time
+from dataclasses import replace
 from datetime import timedelta
+from importlib import import_module
 
 import orjson
 import pytest
+from django.apps import apps
 from django.utils import timezone
 
-from controlplane.alerts.problems import Known
+from controlplane.alerts.models import AlertRule
+from controlplane.alerts.problems import find, read_known
+from controlplane.alerts.selectors import unresolved
+from controlplane.alerts.watch import AlertWatch
 from controlplane.console.charts import cache
 from controlplane.console.live.feed import LiveFeed, feed
 from controlplane.console.live.state import LiveState, Source
@@ -18,6 +24,7 @@ from tests.console.feed import Feed
 from tests.inventory import *  # noqa: F403 (fixtures)
 
 REAL_START = LiveFeed.start
+BUILT_IN = import_module("controlplane.alerts.migrations.0003_one_notion_of_alarm")
 
 
 class Live:
@@ -35,6 +42,15 @@ class Live:
         self.feed.read_summary(orjson.dumps(summary))
         return summary
 
+    def judge(self) -> None:
+        """Open and resolve alerts by the numbers shown, at once, and have the feed read them."""
+        BUILT_IN.add_rules(apps, None)  # tests that commit leave none
+        AlertRule.objects.update(for_s=0)
+        now = timezone.now()
+        AlertWatch(None, tuple).judge(now, find(self.feed.latest().tables, read_known(now)))
+        self.feed._followed["alerts"] = unresolved()
+        self.feed._state = replace(self.feed._state, **self.feed._followed)
+
     def source(self, source: Source) -> None:
         self.feed._set(LiveState(source=source))
 
@@ -46,7 +62,7 @@ def live(monkeypatch):
     feed._first_read.set()
     feed._state = LiveState(source=Source.SILENT)
     feed._history.clear()
-    feed._known = Known()
+    feed._followed["alerts"] = ()
     feed._followed["newest_event_id"] = None
     cache._built.clear()
     yield Live(feed)

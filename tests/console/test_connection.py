@@ -54,6 +54,7 @@ async def send(live) -> None:
 
 async def test_first_all_fragments_then_those_that_changed(open_socket, live, fleet_feed):
     summary = live.show(fleet_feed)
+    await database_sync_to_async(live.judge)()
     socket = await open_socket("/ws/live/?topics=overview:,instances")
     first = await socket.receive()
     assert (first["ts"], first["source"]) == (summary["ts"], "live")

@@ -63,13 +63,12 @@ def test_a_redis_that_is_not_there_is_shown_at_once(make_feed):
 
 
 def test_unexpected_errors_do_not_end_it(make_feed, monkeypatch, caplog):
-    def fail(now):
+    def fail(topics):
         raise RuntimeError("unexpected")
 
     feed = make_feed("redis://127.0.0.1:1/0")
-    monkeypatch.setattr(module, "KNOWN_S", 0.0)
     with monkeypatch.context() as patch:
-        patch.setattr(module, "read_known", fail)
+        patch.setitem(module.FOLLOWED, "alerts", fail)
         feed.start()
         until(lambda: "a read failed" in caplog.text)
     until(lambda: feed.latest().source == Source.UNREACHABLE)

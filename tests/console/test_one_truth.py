@@ -5,6 +5,8 @@ import re
 import pytest
 from django.core.management import call_command
 
+from controlplane.alerts.models import Alert
+from controlplane.alerts.services import acknowledge
 from controlplane.planning.models import PolicyMode, ScalingPolicy
 from controlplane.simulation.whatif.fork import _without_strategy
 from tests.console.conftest import rows_of
@@ -28,11 +30,23 @@ def test_held_requests_stand_next_to_waiting_ones(reader, live, make_instance, p
     assert "Nothing waits." not in shown
 
 
-def test_the_alerts_page_knows_of_what_needs_attention(reader, live, make_instance):
-    live.show(Feed(rows_of([make_instance(state="failed", name="one")])))
-    shown = reader.get("/alerts/").content.decode()
-    assert "No rule has an open alert." in shown
-    assert re.search(r"has \d+ things? that needs? attention and that no rule watches", re.sub(r"<[^>]*>", "", shown))
+def test_overview_lists_what_is_open_and_the_navigation_counts_the_same(acting, operator, live, make_instance):
+    feed = Feed(rows_of([make_instance(state="failed", name=name) for name in ("one", "two")]))
+    feed.trouble = {"redis": {"state": "down", "detail": "refused"}}
+    live.show(feed)
+    live.judge()
+    acknowledge(Alert.objects.get(subject="two"), operator)
+    live.judge()
+    page = acting.get("/").content.decode()
+    shown = page.partition('<ul class="attention"')[2].partition("</ul>")[0]
+    assert [name in shown for name in ("one failed", "two failed", "Redis: down")] == [True, False, True]
+    assert "1 more is" in page
+    counts = dict(re.findall(r'data-fragment="badge/(\w+)"><span class="count">(\d+)', page))
+
+    assert counts["overview"] == str(sum(int(counts[name]) for name in counts.keys() - {"overview"}))
+    alerts = acting.get("/alerts/").content.decode()
+    assert f'badge/alerts"><span class="count">{counts["overview"]}<' in alerts
+    assert len(re.findall(r'<tr><th scope="row"', alerts.partition('id="rules"')[0])) == int(counts["overview"])
 
 
 @pytest.mark.parametrize("mode", [None, *PolicyMode])

@@ -35,6 +35,7 @@ def page(reader, name, *args, **query) -> str:
 
 def test_overview_shows_numbers_before_any_script(reader, live, fleet_feed):
     summary = live.show(fleet_feed, ts=time.time() + 60)  # on a slow machine a summary would be late
+    live.judge()
     html = page(reader, "overview")
     for label in ("Requests", "SLO met, 5 min", "TTFT p95", "ITL p95", "Waiting", "KV cache, max", "Instances ready"):
         assert label in html
@@ -60,7 +61,6 @@ def test_overview_says_why_there_are_no_numbers(reader, live, fleet, source, wor
         assert word in html
     assert "not connected" in html
     assert "instance-1" in html  # the inventory is still there
-    assert "instance-5 failed" in html
 
 
 def test_overview_without_instances_says_the_next_step(reader, live):

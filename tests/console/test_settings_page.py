@@ -5,6 +5,7 @@ import re
 import pytest
 from django.urls import reverse
 
+from controlplane.console.pages.settings.views import FIRST
 from controlplane.events.models import Event
 from controlplane.tunable import GROUPS
 from controlplane.tuning import services
@@ -18,15 +19,23 @@ def html_of(client, **query):
     return client.get(PAGE, query).content.decode()
 
 
-def test_all_groups_with_unit_limits_and_default(reader):
+def shown(html):
+    return re.findall(r'<tr id="([a-z0-9-]+)"', html)
+
+
+def test_what_is_used_most_stands_first_and_search_finds_the_rest(reader):
     html = html_of(reader)
-    for group in GROUPS:
-        assert f'>{group.__doc__}</h2><div class="links"><a href="/' in html, "no page shows what it does"
-    (row,) = re.findall(r'<tr id="forecast-window-s">.*?</tr>', html, re.S)
+    assert shown(html) == [name.lower().replace("_", "-") for name in FIRST]
+    assert "search finds the others" in html
+    assert '<dialog id="change-' not in html
+    assert shown(html_of(reader, q="window_s forecast"))[0] == "forecast-window-s"
+    (row,) = re.findall(r'<tr id="forecast-window-s">.*?</tr>', html_of(reader, q="FORECAST_WINDOW_S"), re.S)
     assert "<strong>600</strong>" in row
     assert "at least 60, a multiple of 60" in row
-    assert "All settings are at their defaults." in html
-    assert '<dialog id="change-' not in html
+    for group in GROUPS:
+        names = {name.lower().replace("_", "-") for name in group.model_fields}
+        assert set(shown(html_of(reader, group=group.__doc__))) == names
+    assert "No setting fits." in html_of(reader, q="no such thing")
 
 
 def test_an_operator_changes_a_value_and_sets_it_back(client, operator):
@@ -35,7 +44,8 @@ def test_an_operator_changes_a_value_and_sets_it_back(client, operator):
     page = client.post(address, {"value": "0.5", "reason": "less spills"}, follow=True).content.decode()
     assert "PLAN_EPSILON is 0.5, within seconds and without a restart." in page
     assert '<tr id="plan-epsilon" class="chosen">' in page
-    assert re.search(rf"instead of 0.8, by {operator.get_username()}", page)
+    assert f"changed by {operator.get_username()}" in page
+    assert shown(page)[0] == "plan-epsilon", "what is changed is first"
     assert tuned().PLAN_EPSILON == 0.5
     page = client.post(address, {"reset": "1", "reason": "enough"}, follow=True).content.decode()
     assert "has its default again" in page
@@ -54,7 +64,7 @@ def test_what_another_changed_meanwhile_is_said_before_it_is_overwritten(client,
         form = {"drawn_after": drawn, "reason": "mine"} | values
         return client.post(address, form, follow=True).content.decode()
 
-    first = html_of(client)
+    first = html_of(client, q="PLAN_EPSILON")
     services.change("PLAN_EPSILON", 0.6, "alice")
     services.change("PLAN_EVERY_S", 1200.0, "bob")
     for values, said in (({"value": "0.5"}, "0.5"), ({"reset": "1"}, "its default")):

@@ -10,12 +10,12 @@ from django.utils import timezone
 
 from controlplane.accounts.models import ApiKey, Membership, Role, Tenant, User
 from controlplane.accounts.services import create_api_key
-from controlplane.alerts.demo import seed_all
 from controlplane.alerts.models import Alert, AlertRule
 from controlplane.fleet import services
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Gpu, Instance, Node, SloClass, SloKind, Stock, StockState
 from controlplane.gateway.models import LedgerRow, Outcome
+from controlplane.planning.demo import seed_all
 from controlplane.usage.models import UsageHour, UsageMark
 
 PASSWORD = "a long password for browser tests"
@@ -60,10 +60,11 @@ def fleet() -> list[dict[str, Any]]:
         Instance.objects.get(name=FAILED), InstanceState.FAILED, actor="gateway", reason="3 heartbeats missed"
     )
     now = timezone.now()
-    rule = AlertRule.objects.get(name="Instance down")
+    rule, _ = AlertRule.objects.get_or_create(condition="instance", defaults={"name": "Instance down"})
     for subject, by in ((FAILED, ""), (LOST, "admin")):
         Alert.objects.create(
-            rule=rule, subject=subject, detail="failed: 3 heartbeats missed", since=now, opened_at=now, seen_at=now,
+            rule=rule, subject=subject, title=f"{subject} failed", detail="3 heartbeats missed", severity="critical",
+            since=now, opened_at=now, seen_at=now,
             acknowledged_by=by, acknowledged_at=now if by else None,
         )  # fmt: skip
     for tenant in Tenant.objects.all():

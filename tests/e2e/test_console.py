@@ -3,9 +3,11 @@
 import re
 
 import pytest
+from django.utils import timezone
 from playwright.sync_api import expect
 
 from controlplane.accounts.models import ApiKey
+from controlplane.alerts.models import Alert, AlertRule
 from controlplane.events.models import Severity
 from controlplane.fleet.models import Instance
 from tests.e2e import seed
@@ -152,6 +154,11 @@ def test_a_new_event_and_a_lost_instance_appear(console, open_page):
     row = Instance.objects.get(name="llama-3-2-3b-us-east-1")
     said = next(said for said in console.speaker.feed.rows if said["id"] == row.pk)
     said["reachable"] = False
+    now = timezone.now()
+    alert = Alert.objects.create(  # as the process that judges does
+        rule=AlertRule.objects.filter(condition="instance").first(), subject=row.name, severity="critical",
+        title=f"{row.name} does not answer", since=now, opened_at=now, seen_at=now,
+    )  # fmt: skip
     try:
         expect(page.locator('[data-fragment="attention"]')).to_contain_text(f"{row.name} does not answer")
         expect(page.locator("[data-alert]")).to_have_text(re.compile(f"{row.name} does not answer"))
@@ -172,6 +179,7 @@ def test_a_new_event_and_a_lost_instance_appear(console, open_page):
         expect(page.locator('[data-fragment="events"] li')).to_have_count(5)
     finally:
         said["reachable"] = True
+        alert.delete()
     expect(page.locator('[data-fragment="attention"]')).not_to_contain_text(row.name)
 
 

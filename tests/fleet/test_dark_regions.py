@@ -61,7 +61,7 @@ def test_it_is_one_problem_and_not_one_of_each_instance_and_endpoint(dark):
     where = {"model": dark.deployment.model.name, "region": dark.region.name}
     silent = [where | {"name": row.name, "status": "unreachable"} for row in dark.rows]
     endpoint = where | {"instances_ready": 0, "waiting": 3, "oldest_wait_s": 1.0}
-    found = find({"instances": silent, "endpoints": [endpoint]}, read_known(timezone.now())).found
+    found = find({"instances": silent, "endpoints": [endpoint]}, read_known(timezone.now()))
     assert [(one.kind, one.subject, one.severity, one.since) for one in found] == [
         ("region", dark.region.name, "critical", AT)
     ]

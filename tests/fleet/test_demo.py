@@ -5,7 +5,6 @@ import math
 import pytest
 
 from controlplane.accounts.models import Membership, Role, Tenant, User
-from controlplane.alerts.demo import seed_all
 from controlplane.events.models import Event
 from controlplane.fleet import demo
 from controlplane.fleet.lifecycle.states import InstanceState
@@ -20,6 +19,7 @@ from controlplane.fleet.models import (
     Region,
     SloClass,
 )
+from controlplane.planning.demo import seed_all
 from tests import database
 
 pytestmark = pytest.mark.django_db

@@ -127,7 +127,7 @@ class TestACordonedGpu:
         assert node.cordoned_gpus() == set()
 
     def test_is_a_problem_that_opens_an_alert(self, gpu):
-        [problem] = find({}, read_known(timezone.now())).found
+        [problem] = find({}, read_known(timezone.now()))
         assert (problem.kind, problem.subject, problem.severity) == ("gpu", "GPU 0 of node-1", "critical")
         rule = AlertRule(name="r", condition=Condition.INSTANCE)
         assert problems_of(rule, timezone.now(), [problem]) == [problem]
@@ -144,7 +144,7 @@ class TestACordonedGpu:
         gpu.refresh_from_db()
         assert (gpu.cordoned, gpu.failed_starts) == ("", {})
         assert Event.objects.filter(kind="gpu.uncordoned").exists()
-        assert find({}, read_known(timezone.now())).found == ()
+        assert find({}, read_known(timezone.now())) == ()
 
 
 def test_who_starts_again_before_anyone_has_judged_is_judged_then(fails, node):

@@ -170,7 +170,7 @@ class TestAnAgent:
 
     def test_that_falls_silent_is_a_problem(self, node):
         Node.objects.update(host="gpu-b", reported_at=timezone.now() - timedelta(minutes=6))
-        [problem] = find({}, read_known(timezone.now())).found
+        [problem] = find({}, read_known(timezone.now()))
         assert (problem.kind, problem.title) == ("part", "The agent of node-1 does not report")
 
     def test_names_gpus_by_their_address(self, instance, node, monkeypatch):

@@ -16,7 +16,6 @@ from django.urls import reverse
 from django.utils import timezone
 
 from controlplane.accounts.models import Membership, Role, Tenant, User
-from controlplane.alerts.problems import Known
 from controlplane.console.live.state import state_of
 from controlplane.console.pages.models.selectors import classes_of, model_rows
 from controlplane.fleet.models import Deployment, Model, SloClass
@@ -54,7 +53,7 @@ def planned_and_aged() -> None:
 def seen(summary: dict) -> SimpleNamespace:
     """Figures of every surface, read at once."""
     now = timezone.now()
-    (row,) = model_rows(state_of(summary, Known(), ()), now)
+    (row,) = model_rows(state_of(summary, ()), now)
     operations = Tenant.objects.create(
         name="operations", title="Operations", operates_fleet=True, default_slo_class=SloClass.objects.first()
     )

@@ -2,10 +2,10 @@
 
 import pytest
 
-from controlplane.alerts.demo import seed_all
 from controlplane.fleet.models import Deployment
 from controlplane.planning import demo, services
 from controlplane.planning.bundles import present
+from controlplane.planning.demo import seed_all
 from controlplane.planning.models import ScalingPolicy
 
 pytestmark = pytest.mark.django_db

@@ -20,6 +20,7 @@ from controlplane.fleet.selectors import allowed_models
 from controlplane.resources.budgets import BUDGETS
 from controlplane.resources.keys import KEYS, TENANTS, visible_keys
 from controlplane.resources.resource import Column
+from controlplane.resources.users import MEMBERSHIPS, USERS
 
 router = Router(auth=PEOPLE_AND_KEYS, tags=["Tenants"])
 
@@ -77,6 +78,11 @@ add_list(router, KEYS, KeyOut, "API keys, newest first, without their secrets.",
 BudgetOut = schema_of(BUDGETS, "BudgetOut")
 add_list(router, BUDGETS, BudgetOut, "Budgets: all for the fleet's people, their own for others.", paged=False)
 add_changes(router, BUDGETS, BudgetOut)
+for people, name in ((USERS, "User"), (MEMBERSHIPS, "Membership")):
+    person_out = schema_of(people, f"{name}Out")
+    about = f"{people.plural.capitalize()}. Needs the role admin."
+    add_list(router, people, person_out, about, paged=False, check=lambda caller, given: caller.check(Role.ADMIN))
+    add_changes(router, people, person_out)
 
 
 @router.post("/keys", response={201: NewKey}, auth=PEOPLE)

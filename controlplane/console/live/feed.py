@@ -22,11 +22,10 @@ import redis
 from channels.layers import get_channel_layer
 from django.conf import settings
 from django.db import DatabaseError, close_old_connections
-from django.utils import timezone
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from controlplane.alerts.problems import Known, read_known
+from controlplane.alerts.selectors import unresolved
 from controlplane.console.live import batches, fragments, jobs, what_ifs
 from controlplane.console.live.state import SILENT_S, LiveState, Source, state_of, without_summaries
 from controlplane.console.selectors.events import newest_event_id
@@ -38,7 +37,6 @@ PERIOD_S: Final = 1.0
 """Interval between two reads of Redis, and between two messages to a connection."""
 ALIVE_S: Final = 5.0
 """A topic that did not change for so long sends a message without fragments."""
-KNOWN_S: Final = 5.0
 FIRST_READ_S: Final = 1.0
 """Longest wait of a process's first page for the first read of Redis."""
 
@@ -59,8 +57,7 @@ class LiveFeed:
         self._summary = b""
         self._state = LiveState()
         self._history: deque[dict[str, Any]] = deque(maxlen=HISTORY_LENGTH)
-        self._known = Known()
-        self._followed: dict[str, Any] = {"what_ifs": {}, "batches": None, "newest_event_id": None}
+        self._followed: dict[str, Any] = {"alerts": (), "what_ifs": {}, "batches": None, "newest_event_id": None}
         self._followers: Counter[str] = Counter()
         self._parts: dict[str, Part] = {}
         self._process = secrets.token_hex(4)
@@ -69,7 +66,7 @@ class LiveFeed:
         self._stopping = threading.Event()
         self._first_read = threading.Event()
         self._thread: threading.Thread | None = None
-        self._due = {"history": 0.0, "known": 0.0}
+        self._history_due = 0.0
 
     # Pages
 
@@ -164,9 +161,6 @@ class LiveFeed:
     def _read(self) -> None:
         """Read Redis and the rows once, and send what changed."""
         before, now = self._state, time.monotonic()
-        if now >= self._due["known"]:
-            self._due["known"] = now + KNOWN_S
-            self._read_known()
         for name, read in FOLLOWED.items():
             self._read_followed(name, read)
         try:
@@ -186,10 +180,10 @@ class LiveFeed:
                 socket_timeout=5,
                 retry=Retry(NoBackoff(), 0),  # the thread retries itself
             )
-        if now >= self._due["history"]:
+        if now >= self._history_due:
             first = -3 if self._history else 0
             self.add_history(cast(list[bytes], self._client.lrange(HISTORY_KEY, first, -1)))
-            self._due["history"] = now + HISTORY_EVERY_S
+            self._history_due = now + HISTORY_EVERY_S
         summary = cast(bytes | None, self._client.get(SUMMARY_KEY))
         if summary is None:
             self._lose(Source.SILENT)
@@ -202,7 +196,7 @@ class LiveFeed:
     def read_summary(self, data: bytes) -> None:
         """Make the published summary *data* the newest state. Log and skip an unreadable one."""
         try:
-            state = state_of(orjson.loads(data), self._known, tuple(self._history))
+            state = state_of(orjson.loads(data), tuple(self._history))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             logger.error("live feed: a summary could not be read: %r", error)
             return
@@ -215,7 +209,7 @@ class LiveFeed:
             self._set(replace(self._state, source=source))
 
     def _set(self, state: LiveState) -> None:
-        self._state = replace(without_summaries(state, self._known), **self._followed)
+        self._state = replace(without_summaries(state), **self._followed)
 
     def add_history(self, lines: list[bytes]) -> None:
         """Add the samples of *lines* that are newer than the newest stored one."""
@@ -232,17 +226,8 @@ class LiveFeed:
             newest = sample["ts"]
         self._state = replace(self._state, history=tuple(self._history))
 
-    def _read_known(self) -> None:
-        try:
-            close_old_connections()
-            self._known = read_known(timezone.now())
-        except DatabaseError as error:
-            logger.debug("live feed: the rows could not be read, the last ones stay: %s", error)
-        finally:
-            close_old_connections()
-
     def _read_followed(self, name: str, read: Callable[[set[str]], Any]) -> None:
-        """Read the rows *name* that open pages follow."""
+        """Read the rows *name*, by the topics that open pages follow."""
         try:
             close_old_connections()
             rows = read(set(self._followers))
@@ -279,11 +264,12 @@ def read_events(topics: set[str]) -> int | None:
 
 
 FOLLOWED: Final[dict[str, Callable[[set[str]], Any]]] = {
+    "alerts": lambda topics: unresolved(),
     "what_ifs": read_what_ifs,
     "batches": read_batches,
     "newest_event_id": read_events,
 }
-"""Fields of the state that are read only while a page follows them."""
+"""Fields of the state that are read from rows: alerts always, others only while a page follows them."""
 
 
 feed = LiveFeed()

@@ -12,7 +12,8 @@ from django.template.loader import render_to_string
 from django.utils import timezone
 from django.utils.html import conditional_escape
 
-from controlplane.alerts.problems import Problems
+from controlplane.alerts.models import Condition
+from controlplane.alerts.selectors import Unresolved, open_of
 from controlplane.console.formats import FORMATS
 from controlplane.console.live import (
     batches,
@@ -43,27 +44,30 @@ MODEL_CELLS: Final = (
     ("waiting", "waiting_cell"), ("output_tokens_per_s", "quantity"),
 )  # fmt: skip
 BADGES: Final = {
-    "instances": ("fleet", "down"),
-    "below": ("models", "below their SLO"),
-    "plans": ("scaling", "to approve"),
-    "system": ("system", "in trouble"),
-    "queues": ("queues", "groups at risk or late"),
-    "batches": ("batches", "at risk or late"),
-    "alerts": ("alerts", "open"),
+    "overview": ("open alerts", tuple(Condition)),
+    "alerts": ("open", tuple(Condition)),
+    "fleet": ("down", (Condition.INSTANCE, Condition.ROLLOUT)),
+    "models": ("in trouble", (Condition.SLO_BURN, Condition.ERRORS, Condition.ENDPOINT)),
+    "batches": ("at risk or late", (Condition.BATCH,)),
+    "scaling": ("to look at", (Condition.PLAN, Condition.FLAPPING)),
+    "usage": ("budgets", (Condition.BUDGET,)),
+    "system": ("in trouble", (Condition.JOB,)),
 }
-"""Counts of problems in the navigation: the entry, and what is counted."""
+"""Open alerts that the navigation counts: by section, their word and their conditions."""
 SHOWN: Final = 5
 """Of the attention list."""
 
 
-def badge(problems: Problems, name: str) -> str:
-    return render_to_string("console/parts/badge.html", {"number": problems.count(name), "word": BADGES[name][1]})
+def badge(alerts: tuple[Unresolved, ...], name: str) -> str:
+    word, conditions = BADGES[name]
+    number = sum(each["condition"] in conditions for each in open_of(alerts))
+    return render_to_string("console/parts/badge.html", {"number": number, "word": word})
 
 
-def attention_list(problems: Problems, model: str, instances: int, known: bool) -> str:
-    """Render the attention list of one model or of all."""
-    found = problems.of_model(model)
-    shown = {"items": found[:SHOWN], "total": len(found), "model": model, "instances": instances, "known": known}
+def attention_list(alerts: tuple[Unresolved, ...], model: str) -> str:
+    """Render the open alerts of one model or of all."""
+    found, known = open_of(alerts, model), sum(not each["open"] for each in alerts)
+    shown = {"items": found[:SHOWN], "total": len(found), "model": model, "known": known}
     return render_to_string("console/overview/attention.html", shown)
 
 
@@ -85,14 +89,13 @@ def _tiles(of: tuple[tiles.Tile, ...], row: dict[str, Any] | None, live: str) ->
 
 def _everywhere(state: LiveState, _: str) -> Html:
     """Render fragments of every page: navigation badges, and numbers of models."""
-    badges = {f"badge/{name}": badge(state.problems, name) for name in BADGES} if state.known else {}
+    badges = {f"badge/{name}": badge(state.alerts, name) for name in BADGES}
     return badges | _cells((row for row in state.tables["tiles"] if row["scope"]), MODEL_CELLS)
 
 
 def _overview(state: LiveState, model: str) -> Html:
     html = _tiles(tiles.TILES, state.tile(model), f"tile/{model}")
-    if state.known:
-        html["attention"] = attention_list(state.problems, model, len(state.tables["instances"]), True)
+    html["attention"] = attention_list(state.alerts, model)
     if state.newest_event_id is not None:
         html["events"] = event_list()
     return html

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from controlplane.alerts.problems import Known, Problems, find
+from controlplane.alerts.selectors import Unresolved
 from controlplane.console.live import jobs
 from controlplane.console.live.batches import Reading as BatchReading
 
@@ -107,7 +107,7 @@ class LiveState:
     owner: str = ""
     started_at: float | None = None
     tables: dict[str, list[Any]] = field(default_factory=lambda: NO_TABLES)
-    problems: Problems = field(default_factory=Problems)
+    alerts: tuple[Unresolved, ...] = ()
     # Samples of the last hour, oldest first, one every five seconds: see `history.py`.
     history: tuple[dict[str, Any], ...] = ()
     # Progress of the what-ifs that pages follow, by their number.
@@ -146,23 +146,20 @@ class LiveState:
         return {row["id"]: row for row in self.tables["instances"]}
 
 
-def without_summaries(state: LiveState, known: Known) -> LiveState:
+def without_summaries(state: LiveState) -> LiveState:
     """*state* while nothing is published: its numbers stand still, and what this process knows of the system does not."""
     if state.source == Source.LIVE or not (own := jobs.own_tables()):
         return state
-    tables = {**state.tables, **own}
-    return replace(state, tables=tables, problems=find(tables, known))
+    return replace(state, tables={**state.tables, **own})
 
 
-def state_of(summary: Mapping[str, Any], known: Known, history: tuple[dict[str, Any], ...]) -> LiveState:
+def state_of(summary: Mapping[str, Any], history: tuple[dict[str, Any], ...]) -> LiveState:
     """The state that *summary* (the gateway's JSON) describes. Raises KeyError, TypeError or ValueError on another form."""
-    tables = tables_of(summary)
     return LiveState(
         source=Source.LIVE,
         ts=float(summary["ts"]),
         owner=str(summary.get("owner", "")),
         started_at=summary.get("started_at"),
-        tables=tables,
-        problems=find(tables, known),
+        tables=tables_of(summary),
         history=history,
     )

@@ -7,8 +7,8 @@ from typing import Any
 from django.template.loader import render_to_string
 from django.utils.safestring import SafeString
 
-from controlplane.alerts.problems import slo_level
 from controlplane.console.formats import FORMATS, NONE
+from controlplane.fleet.attainment import level_of
 
 Row = Mapping[str, Any]
 Level = Callable[[float, Row], str]  # of a tile's value in its row
@@ -33,6 +33,11 @@ def over_slo(value: float, row: Row) -> str:
 
 def below_slo(value: float, row: Row) -> str:
     return slo_level(row)
+
+
+def slo_level(row: Row) -> str:
+    """Return the warning level of a tile's SLO: its worst class against the class's promise."""
+    return level_of(row.get("slo_met_ratio"), row.get("slo_objective_ratio"), row.get("slo_burn"))
 
 
 def not_ready(value: float, row: Row) -> str:

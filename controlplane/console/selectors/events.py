@@ -7,18 +7,20 @@ from django.db.models import Max
 from django.urls import reverse
 
 from controlplane.events.models import Event, Severity
+from controlplane.events.selectors import kind_in_words
 from controlplane.fleet.models import Deployment, Instance
 
 SIGN_INS = "sign_in"
 STEP = "instance.moved"
 REQUESTS = tuple(f"instance.{verb}_requested" for verb in ("start", "stop", "sleep", "wake"))
-ROUTINE = (STEP, *REQUESTS)
+ROUTINE = (STEP, "plan.in_force", *REQUESTS)
 """Steps that follow from a decision; shown as news only if a person took them, or on failure."""
 
 
 def event_title(event: Event, with_subject: bool = True) -> str:
     """Return the event in few words: `h100-1: ready to draining`, `CI key (ph_1234…): api key revoked`."""
-    words = event.kind.replace(".", " ").replace("_", " ")
+    words = kind_in_words(event.kind)
+    words = words[0].lower() + words[1:]
     if event.kind == STEP:
         words = f"{event.before.get('state', '?')} to {event.after.get('state', '?')}"
     return f"{event.subject}: {words}" if event.subject and with_subject else words[:1].upper() + words[1:]
@@ -29,7 +31,8 @@ def event_row(event: Event, with_subject: bool = True) -> dict[str, Any]:
     return {
         "id": event.pk,
         "at": event.at.timestamp(),
-        "kind": event.kind,
+        "kind": kind_in_words(event.kind),
+        "of_kind": event.kind,
         "severity": event.severity,
         "actor": event.actor,
         "title": event_title(event, with_subject),

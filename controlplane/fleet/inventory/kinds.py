@@ -4,7 +4,7 @@
 and help come from there, and rows are checked by the model's own `full_clean`, as in the admin.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cached_property
@@ -15,7 +15,8 @@ from django.db import models
 from django.db.models.fields import NOT_PROVIDED
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from controlplane.accounts.models import Budget, Tenant
+from controlplane.accounts.models import Budget, Membership, Tenant, User
+from controlplane.accounts.services import guard_member, guard_user
 from controlplane.fleet.models import (
     Adapter,
     Deployment,
@@ -66,6 +67,8 @@ class Kind:
     deletable: bool = True
     by: Mapping[str, str] = field(default_factory=dict)
     """How references name the other row, where not by its `name`."""
+    guard: Callable[[Any, Any, bool], None] = lambda row, actor, ends: None
+    """Raises ValidationError where the actor may not change the row, or end it, though the role allows it."""
 
     @property
     def title(self) -> str:
@@ -198,6 +201,16 @@ BUDGET = Kind(
     fixed=("tenant", "api_key", "model", "kind"),
     only=("soft", "hard"),
     by={"api_key": "prefix"},
+)
+USER = Kind("users", User, key=(), fixed=("username",), only=("email", "is_active"), guard=guard_user)
+MEMBERSHIP = Kind(
+    "memberships",
+    Membership,
+    key=(),
+    fixed=("user", "tenant"),
+    only=("role",),
+    by={"user": "username"},
+    guard=guard_member,
 )
 SWAP_GROUP = Kind("swap_groups", SwapGroup)
 SCHEDULE = Kind("schedules", ScheduledMinimum)

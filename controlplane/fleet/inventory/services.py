@@ -26,6 +26,7 @@ def create(kind: Kind, values: Mapping[str, Any], actor: User | str, reason: str
     if kind is INSTANCE:
         places.lock(Deployment.objects.filter(pk=kind.resolve(values)["deployment"].pk))
     row = insert(kind, values)
+    kind.guard(row, actor, False)
     record_creation(row, actor, reason=reason)
     if alone:
         check_shards(kind, values, row)
@@ -38,6 +39,8 @@ def create(kind: Kind, values: Mapping[str, Any], actor: User | str, reason: str
 def insert(kind: Kind, values: Mapping[str, Any]) -> Any:
     """Create a row of *kind*, without an event and without starting anything."""
     row = kind.model()
+    if isinstance(row, User):
+        row.set_unusable_password()
     _save(kind, row, values)
     return row
 
@@ -70,6 +73,7 @@ def change(
     if alone:
         check_shards(kind, values, row)
     if record_change(row, before, actor, reason=reason) is not None:
+        kind.guard(row, actor, False)
         transaction.on_commit(services.notify)
     return row
 
@@ -86,6 +90,7 @@ def delete(kind: Kind, row: Any, actor: User | str, reason: str = "", *, read_at
     since.check(read_at, row, fields=(*kind.key, *kind.fixed, *kind.fields))
     if isinstance(row, Instance) and row.state != InstanceState.STOPPED:
         raise ValidationError(f"{row.name} is {row.state}: stop it first.")
+    kind.guard(row, actor, True)
     record_deletion(row, actor, reason=reason)
     try:
         row.delete()
@@ -122,7 +127,7 @@ def _save(kind: Kind, row: Any, values: Mapping[str, Any]) -> None:
             raise ValidationError({name: "This field cannot be null."})
         else:
             setattr(row, name, value)
-    row.full_clean()
+    row.full_clean(exclude=["password"] if isinstance(row, User) else None)
     row.save()
     for name, rows in many.items():
         getattr(row, name).set(rows)

@@ -2,33 +2,37 @@
 
 from datetime import timedelta
 
-from django.http import HttpRequest, HttpResponseBase
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.utils import timezone
-from django.views.decorators.http import require_safe
+from django.views.decorators.http import require_http_methods
 
 from controlplane.accounts.models import Role
 from controlplane.alerts import services
 from controlplane.alerts.models import Alert
 from controlplane.console.access.roles import fleet_role, may
 from controlplane.console.actions import ActionForm, action
+from controlplane.console.editing import edit
 from controlplane.console.lists import list_page, viewer_of
-from controlplane.console.live.feed import feed
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.resources.alerts import ALERT_RULES, ALERTS
+from controlplane.resources.forms import RuleForm
 
 SILENCES = {1: "1 hour", 4: "4 hours", 24: "1 day", 168: "1 week"}
 """Choices of a silence, in hours."""
 
 
-@require_safe
+@require_http_methods(["GET", "HEAD", "POST"])
 @fleet_role(Role.VIEWER)
 def alerts(request: HttpRequest) -> HttpResponseBase:
+    editing = edit(request, ALERT_RULES, RuleForm)
+    if isinstance(editing, HttpResponse):
+        return editing
     rules = list(ALERT_RULES.rows(viewer_of(request)))
     return list_page(
         request,
         ALERTS,
+        editing=editing,
         rules=rules,
-        problems=len(feed.state().problems.found),
         rule_columns=ALERT_RULES.named(*ALERT_RULES.page),
         rule_actions="console/alerts/rule_actions.html" if may(request, Role.ADMIN) else "",
         silences=SILENCES.items(),

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from controlplane.alerts.problems import slo_level
 from controlplane.console.formats import duration, milliseconds, percent
 from controlplane.console.live.state import SATURATED, LiveState
+from controlplane.console.live.tiles import slo_level
 from controlplane.fleet.attainment import Attainment, together, worst
 from controlplane.fleet.lifecycle.states import COMING, InstanceState
 from controlplane.fleet.models import Deployment, Instance, Model, PerformanceProfile, SloClass

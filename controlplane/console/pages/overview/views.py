@@ -1,16 +1,12 @@
 """The overview: is everybody served within SLO now, and if not, where to look."""
 
-from typing import Any
-
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
-from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
-from controlplane.alerts.problems import Problems, find, read_known
 from controlplane.console.access.roles import fleet_role
-from controlplane.console.live import jobs, tiles
+from controlplane.console.live import tiles
 from controlplane.console.live.feed import feed
 from controlplane.console.live.fragments import attention_list, event_list
 from controlplane.console.live.state import SOURCE_TEXT, Source
@@ -31,11 +27,6 @@ def filters_of(request: HttpRequest) -> Filters:
     return Filters(request.GET, model_select(model_names()), CHART_RANGE)
 
 
-def without_numbers(rows: list[dict[str, Any]]) -> Problems:
-    """The attention list before the gateway's first summary: what the inventory knows is wrong."""
-    return find({"instances": rows, **jobs.own_tables()}, read_known(timezone.now()))
-
-
 @require_safe
 @fleet_role(Role.VIEWER)
 def overview(request: HttpRequest) -> HttpResponseBase:
@@ -48,7 +39,6 @@ def overview(request: HttpRequest) -> HttpResponseBase:
     rows = worst_first(instance_rows(state, instances(model=model)))
     if request.GET.get("format") == "csv":
         return INSTANCES.csv(rows)
-    problems = state.problems if state.known else without_numbers(rows)
     context = {
         **live_context(state, f"overview:{model},instances,events"),
         "filters": filters,
@@ -60,7 +50,7 @@ def overview(request: HttpRequest) -> HttpResponseBase:
         ],
         "charts": charts,
         "model_rows": state.model_rows(MODELS_SHOWN),
-        "attention": attention_list(problems, model, len(rows), state.known),
+        "attention": attention_list(state.alerts, model),
         "columns": INSTANCES.named(*SUMMARY),
         "rows": [row for row in rows if row["status"] != "stopped"][:INSTANCES_SHOWN],
         "rows_total": len(rows),

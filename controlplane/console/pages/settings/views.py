@@ -1,13 +1,11 @@
 """Settings that can be changed while Pilothouse runs: effective values, changes and their authors."""
 
 from dataclasses import replace
-from itertools import groupby
 from typing import Any, Final
 
 from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
-from django.urls import reverse
 from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
@@ -24,17 +22,11 @@ from controlplane.tuning import services
 from controlplane.tuning.models import Setting
 from controlplane.tuning.selectors import Described
 
-PAGES: Final = {
-    "Forecasts of demand": "models",
-    "Scaling plans": "scaling",
-    "Strategies and nightly simulations": "what-ifs",
-    "Scaling thresholds": "scaling",
-    "Routing and holding": "queues",
-    "Endpoint policies": "models",
-    "Spot pool and weights": "fleet",
-    "Output lengths": "models",
-}
-"""Page that shows what the settings of a group do, by its title."""
+FIRST: Final = (
+    *("FLOOR", "SCALE_IN_BELOW", "SCALE_OUT_ABOVE", "SCALE_COOLDOWN_S", "FORECASTER", "PLAN_EVERY_S"),
+    *("MAX_HOLD_S", "QUARANTINE_S", "TENANT_WEIGHTS", "SPOT_DONATE", "LENGTHS", "LENGTH_PROMOTE"),
+)
+"""Settings that operators touch first; search finds the others."""
 
 
 def words(value: Any) -> str:
@@ -76,23 +68,25 @@ def settings(request: HttpRequest) -> HttpResponseBase:
     model = filters["model"]
     if request.GET.get("format") == "csv":
         return SETTINGS.csv(described)
+    lines = [line(each) for each in described]
+    if not filters.narrow:
+        lines = sorted(
+            (row for row in lines if row["chosen"] or row["name"] in FIRST),
+            key=lambda row: (not row["chosen"], FIRST.index(row["name"]) if row["name"] in FIRST else 0),
+        )
+    others = Setting.objects.exclude(model=None).values_list("model__name", flat=True).distinct().order_by()
     context = {
         "drawn_after": drawn_after,
         "filters": filters,
         "model": model,
+        "rows": lines,
+        "total": len(SETTINGS.rows(viewer_of(request))),
         "actions": "console/settings/setting_actions.html" if may(request, Role.OPERATOR) else "",
         "columns": [
             replace(column, label="All models") if model and column.name == "default" else column
             for column in SETTINGS.named(*SETTINGS.page)
         ],
-        "groups": [
-            (title, f"group-{number}", reverse(f"console:{PAGES[title]}"), [line(each) for each in members])
-            for number, (title, members) in enumerate(groupby(described, key=lambda each: each.group))
-        ],
-        "changed": [line(each) for each in described if each.row],
-        "others": Setting.objects.exclude(model=None).values_list("model__name", flat=True).distinct().order_by()
-        if not model
-        else [],
+        "others": others if not model else [],
     }
     return render(request, "console/settings/settings.html", context)
 

@@ -13,6 +13,7 @@ from controlplane.accounts.services import use_sign_in_link
 from controlplane.console.access import lockout
 
 BACKEND = "django.contrib.auth.backends.ModelBackend"
+SINGLE_SIGN_ON = settings.OIDC_NAME if settings.SINGLE_SIGN_ON else ""
 
 
 def wanted(request: HttpRequest) -> str:
@@ -28,7 +29,7 @@ def wanted(request: HttpRequest) -> str:
 def sign_in(request: HttpRequest) -> HttpResponse:
     if request.method != "POST" and request.user.is_authenticated:
         return redirect(wanted(request))
-    context = {"next": wanted(request), "username": "", "error": ""}
+    context = {"next": wanted(request), "username": "", "error": "", "single_sign_on": SINGLE_SIGN_ON}
     if request.method != "POST":
         return render(request, "console/sign_in/sign_in.html", context)
     username, address = request.POST.get("username", "")[:150], lockout.address_of(request)

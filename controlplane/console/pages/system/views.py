@@ -49,15 +49,16 @@ PACKAGES = ("django", "channels", "celery", "uvicorn", "aiohttp", "redis", "nump
 
 
 def job_rows(jobs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return *jobs* in words, the worst first."""
+    """Return *jobs* in words, the worst first: then those that have failed, though they are well again."""
     rows = []
-    for job in sorted(jobs, key=lambda job: (WORST_FIRST.index(job["state"]), job["name"])):
+    for job in sorted(jobs, key=lambda job: (WORST_FIRST.index(job["state"]), not job["failures_total"], job["name"])):
         mark, word = JOB_MARKS[job["state"]]
         bad = job["state"] in ("late", "failing")
         rows.append(
             {
                 **job,
                 "bad": bad,
+                "fine": not bad and not job["failures_total"],
                 "mark": mark,
                 "word": word,
                 "title": job_title(job["name"]),
@@ -116,12 +117,13 @@ def system(request: HttpRequest) -> HttpResponseBase:
     parts, relays, owners = tables["parts"], state.tables["relays"], shards.owners()
     processes = {each["name"] for each in relays} | {row.name for row in owners if row.owned}
     is_split = len(processes) > 1 or len(owners) > 1 or any(row.contested for row in owners)
+    jobs = job_rows(tables["jobs"])
     return list_page(
         request,
         JOBS,
-        job_rows,
-        known=tables["jobs"],
-        bad=sum(job["state"] in ("late", "failing") for job in tables["jobs"]),
+        known=jobs,
+        rows=[job for job in jobs if not job["fine"]],
+        fine=[job for job in jobs if job["fine"]],
         parts=[part_row(part) for part in parts] + ([models_extra_row()] if parts else []),
         part_columns=PARTS.named(*PARTS.page),
         processes=sorted(processes),

@@ -5,16 +5,17 @@ from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
 from django.db.models import Min
-from django.http import HttpRequest, HttpResponseBase
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
 from django.utils import timezone
-from django.views.decorators.http import require_safe
+from django.views.decorators.http import require_http_methods, require_safe
 
 from controlplane.accounts.models import Role
 from controlplane.accounts.selectors import visible_tenants
 from controlplane.console.access.roles import fleet_role, may, signed_in
 from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart
+from controlplane.console.editing import edit
 from controlplane.console.lists import list_page
 from controlplane.console.live.views import of_charts
 from controlplane.console.pages.usage import tables
@@ -24,6 +25,7 @@ from controlplane.fleet.spot import selectors as spot
 from controlplane.resources import focus
 from controlplane.resources.budgets import BUDGETS
 from controlplane.resources.filters import Day, Filters, Hidden, Select, every, model_select, number, sort_by
+from controlplane.resources.forms import PriceForm
 from controlplane.resources.inventory import PRICES
 from controlplane.resources.tables import table
 from controlplane.usage.selectors import UsageScope, counted_until, usage, used_models, zone_of
@@ -165,7 +167,8 @@ def budgets(request: HttpRequest) -> HttpResponseBase:
     return list_page(request, BUDGETS, can_edit=may(request, Role.ADMIN))
 
 
-@require_safe
+@require_http_methods(["GET", "HEAD", "POST"])
 @fleet_role(Role.VIEWER)
 def prices(request: HttpRequest) -> HttpResponseBase:
-    return list_page(request, PRICES)
+    editing = edit(request, PRICES, PriceForm)
+    return editing if isinstance(editing, HttpResponse) else list_page(request, PRICES, editing=editing)

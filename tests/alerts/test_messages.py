@@ -2,31 +2,36 @@
 
 import json
 import logging
+import socket
 import time
 from datetime import timedelta
+from email import message_from_bytes
+from email.policy import default
 from types import SimpleNamespace
 
 import pytest
+from aiosmtpd.controller import Controller
 from channels.db import database_sync_to_async
 from django.utils import timezone
 
-from controlplane.alerts import webhooks
+from controlplane.alerts import messages
 from controlplane.alerts.models import Alert, AlertRule
 from controlplane.alerts.problems import Known, Problem, find
 from controlplane.alerts.watch import AlertWatch
 from controlplane.events.models import Event
+from controlplane.webhooks import call, pause_s
 from tests.receiver import receiver
 
 NOTHING: tuple[Problem, ...] = ()
 
 
 def down(*names: str) -> tuple[Problem, ...]:
-    return find({"parts": [{"name": name, "state": "down", "detail": "<ended>"} for name in names]}, Known()).found
+    return find({"parts": [{"name": name, "state": "down", "detail": "<ended>"} for name in names]}, Known())
 
 
 @database_sync_to_async
 def make_rule(name: str, url: str, **values) -> AlertRule:
-    return AlertRule.objects.create(name=name, condition="job", webhook_url=url, **values)
+    return AlertRule.objects.create(name=name, condition="job", receivers=url, **values)
 
 
 @database_sync_to_async
@@ -94,18 +99,20 @@ async def test_a_receiver_that_fails_is_tried_again_ever_later_and_given_up(path
         await watch.look(now)  # its pause is not over
         assert there.calls == 1
         rule = await rule_now("bad")
-        assert (rule.failures, rule.delivery_error) == (1, error)
+        assert (rule.failures, rule.delivery_error) == (1, f"http://127.0.0.1/… {error}")
         assert 9 < (rule.try_at - now).total_seconds() <= 10
-        for later in range(webhooks.MOST_TRIES + 3):
+        for later in range(messages.MOST_TRIES + 3):
             await watch.look(now + timedelta(minutes=40 * (1 + later)))
-        assert there.calls == webhooks.MOST_TRIES
+        assert there.calls == messages.MOST_TRIES
         assert there.taken == []
         given_up = await database_sync_to_async(Event.objects.get)(kind="alert_rule.not_delivered")
         assert error in given_up.reason
-        assert given_up.reason.startswith("The webhook http://127.0.0.1/…")
+        assert given_up.reason.startswith("http://127.0.0.1/…")
         await watch.look(now + timedelta(hours=12))  # the repetition is another message
-        assert there.calls == webhooks.MOST_TRIES + 1
-    assert [record.levelno for record in caplog.records if "webhook" in record.message] == [logging.WARNING] * 3
+        assert there.calls == messages.MOST_TRIES + 1
+    assert [record.levelno for record in caplog.records if record.message.startswith("alerts: of bad")] == [
+        logging.WARNING
+    ] * 3
     assert not any(record.exc_info for record in caplog.records)
 
 
@@ -125,8 +132,62 @@ async def test_slow_receivers_hold_up_no_other_and_an_endless_answer_is_not_read
         assert (await rule_now("drips")).failures == 0
 
 
+class Mailbox:
+    """What an SMTP server takes; it refuses mail to `nobody@`."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[list[str], str]] = []
+
+    async def handle_RCPT(self, server, session, envelope, address, options):
+        if address.startswith("nobody@"):
+            return "550 no such person"
+        envelope.rcpt_tos.append(address)
+        return "250 OK"
+
+    async def handle_DATA(self, server, session, envelope):
+        self.taken.append((envelope.rcpt_tos, str(message_from_bytes(envelope.content, policy=default))))
+        return "250 OK"
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_people_are_told_by_mail_beside_a_webhook_and_what_fails_is_said(settings):
+    """By a real SMTP server; the end of an alert is a message, too."""
+    box = Mailbox()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = Controller(box, hostname="127.0.0.1", port=port)
+    server.start()
+    settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
+    settings.EMAIL_HOST, settings.EMAIL_PORT = "127.0.0.1", port
+    settings.PUBLIC_URL = "https://pilothouse.example"
+    try:
+        async with receiver() as (there, url):
+            await make_rule("parts", f"{url}/takes mailto:ops@example.com sre@example.com")
+            now, signals = timezone.now(), [down("redis")]
+            watch = watch_of(signals)
+            await watch.look(now)
+            signals.append(NOTHING)
+            await watch.look(now + timedelta(seconds=90))
+            assert there.calls == 2
+            assert sorted(to for tos, _ in box.taken for to in tos) == ["ops@example.com"] * 2 + ["sre@example.com"] * 2
+            began, ended = (
+                next(text for _, text in box.taken if word in text) for word in ("Critical: parts", "Resolved")
+            )
+            assert "Redis: down: <ended>" in began
+            assert "https://pilothouse.example/system/" in began
+            assert "Subject: [Pilothouse] Resolved: parts: part redis" in ended
+            rule = await make_rule("wrong", f"{url}/takes nobody@example.com")
+            said = await messages.notify(rule, messages.sample(rule, now))
+            assert said == "nobody@example.com could not be sent: SMTPRecipientsRefused"
+    finally:
+        server.stop()
+    settings.EMAIL_PORT = 9
+    said = await messages.notify(rule, messages.sample(rule, now))
+    assert "nobody@example.com could not be sent: ConnectionRefusedError" in said
+
+
 async def test_an_address_that_does_not_answer_is_an_error_without_the_address():
-    said = await webhooks.call("http://127.0.0.1:9/T0KEN", {})
+    said = await call("http://127.0.0.1:9/T0KEN", {})
     assert said.startswith("could not be reached: Client")
     assert "T0KEN" not in said
 
@@ -134,11 +195,13 @@ async def test_an_address_that_does_not_answer_is_an_error_without_the_address()
 def test_a_storm_is_one_message_of_bounded_length_in_both_formats():
     now = timezone.now()
     rule = AlertRule(pk=1, name="a & b", condition="job", severity="critical")
-    alerts = [Alert(rule=rule, subject=f"<{number}>", detail="d", since=now) for number in range(200)]
-    body = webhooks.body_of(rule, alerts)
+    alerts = [
+        Alert(rule=rule, subject=f"<{number}>", detail="d", severity="critical", since=now) for number in range(200)
+    ]
+    body = messages.body_of(rule, alerts)
     assert (len(body["alerts"]), body["truncatedAlerts"]) == (50, 150)
     rule.webhook_format = "slack"
-    text = webhooks.body_of(rule, alerts)["text"]
+    text = messages.body_of(rule, alerts)["text"]
     assert text.startswith(":red_circle: a &amp; b: *&lt;0&gt;*\nd\n")
     assert text.endswith("\nand 150 more")
     assert len(json.dumps(text)) < 4_000
@@ -163,8 +226,8 @@ def test_which_message_is_due(values, due):
     """Numbers are hours ago."""
     now = timezone.now()
     given = {name: now - timedelta(hours=value) if isinstance(value, int) else value for name, value in values.items()}
-    assert webhooks.message_due(Alert(rule=AlertRule(repeat_hours=4), **given), now) == due
+    assert messages.message_due(Alert(rule=AlertRule(repeat_hours=4), **given), now) == due
 
 
 def test_pauses_grow_to_a_bound():
-    assert [webhooks.pause_s(failures) for failures in (1, 2, 3, 8, 20)] == [10, 20, 40, 1280, 1800]
+    assert [pause_s(failures) for failures in (1, 2, 3, 8, 20)] == [10, 20, 40, 1280, 1800]
