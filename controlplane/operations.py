@@ -31,6 +31,7 @@ from controlplane.gateway.process import Gateway
 from controlplane.jobs.parts import PartState
 from controlplane.jobs.record import JobState
 from controlplane.planning.capacity import EndpointLoad, endpoint_loads
+from controlplane.planning.sizing.selectors import newest_loss
 from controlplane.resources.inventory import free_gpus
 from scheduling.routing.adapters import TIERS
 
@@ -58,6 +59,8 @@ class CapacityFigures:
     """Lines of batches that are still to come."""
     slack_s: float | None
     """Least time that an open batch has left when its last line is answered at today's pace; below 0 it will be late."""
+    losses: tuple[dict[str, Any], ...] = ()
+    """By region, the newest verdict on its loss."""
 
 
 def read_capacity() -> CapacityFigures:
@@ -72,6 +75,7 @@ def read_capacity() -> CapacityFigures:
         gpus=dict(gpus),
         deferred_lines=sum(batch.lines_left for batch in running),
         slack_s=min(slacks, default=None),
+        losses=tuple(loss.regions) if (loss := newest_loss()) else (),
     )
 
 
@@ -287,6 +291,12 @@ class GatewayCollector:
         yield gauge("deferred_lines", about, (), [((), each.deferred_lines) for each in whole])
         about = "Least time that an open batch has to spare at its pace; below 0 it will be late."
         yield gauge("deadline_slack_seconds", about, (), [((), each.slack_s) for each in whole])
+        for name, about, field in (
+            ("slo_met_ratio", "Attainment, simulated, after the region's loss.", "slo_met_ratio"),
+            ("below_target_seconds", "For how long: 0 if the fleet survives its loss.", "below_target_s"),
+        ):
+            losses = [((one["region"], one["slo_class"]), one[field]) for each in whole for one in each.losses]
+            yield gauge(f"region_loss_{name}", about, ("region", "slo_class"), losses)
 
     @staticmethod
     def _service_levels(dispatching: Dispatching) -> Iterator[Metric]:

@@ -259,6 +259,7 @@ PERIODIC_TASKS: dict[str, tuple[str, float]] = {
     "resume-batches": ("batches.resume", 30.0),
     "forecast-and-plan": ("planning.forecast_and_plan", 30.0),  # or more often: `controlplane.jobs.schedule.look_s`
     "nightly-what-if": ("simulation.nightly_what_if", 60.0),
+    "nightly-region-loss": ("simulation.nightly_region_loss", 60.0),
     "look-after-what-ifs": ("simulation.look_after_what_ifs", 10.0),
     "judge-twin": ("simulation.judge_twin", 60.0),
     "fit-forecasters": ("planning.fit_forecasters", 30.0),
@@ -273,6 +274,7 @@ CELERY_BEAT_SCHEDULE: dict[str, dict[str, Any]] = {  # `expires`: messages must 
 LONG_TASKS = (
     *("planning.forecast_and_plan", "planning.fit_forecasters"),
     *("simulation.run_future", "simulation.nightly_what_if", "simulation.judge_twin"),
+    *("simulation.plan_capacity", "simulation.nightly_region_loss"),
     "lengths.train_length_model",
 )
 CELERY_TASK_ROUTES = {f"workers.tasks.{task}": {"queue": "simulation"} for task in LONG_TASKS}

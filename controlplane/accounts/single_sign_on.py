@@ -26,7 +26,7 @@ ACTOR = "single sign-on"
 BACKEND = "django.contrib.auth.backends.ModelBackend"
 
 
-class Adapter(DefaultSocialAccountAdapter):
+class Adapter(DefaultSocialAccountAdapter):  # type: ignore[misc] # allauth has no types
     def pre_social_login(self, request: HttpRequest, sociallogin: SocialLogin) -> None:
         """Sign the person in whom the issuer has named, or say why not: nothing else of allauth follows."""
         raise ImmediateHttpResponse(signed_in(request, sociallogin))

@@ -48,8 +48,8 @@ class Problem(Struct, frozen=True):
     rank: float = 0.0
     since: datetime | None = None
     value: float | None = None
-    causes: tuple[tuple[str, int, str], ...] = ()
-    """Words, number and page of each: what requests waited for, where it is about requests."""
+    causes: tuple[tuple[str, float, str], ...] = ()
+    """Words, share and page of each: what requests waited for, where it is about requests."""
 
 
 class Known(Struct, frozen=True):

@@ -20,6 +20,7 @@ from controlplane.api.errors import ApiError, ErrorBody
 from controlplane.api.routers import (
     accounts,
     alerts,
+    capacity,
     lengths,
     planning,
     queues,
@@ -104,7 +105,7 @@ errors.install(api)
 ROUTERS = (
     *(instances.router, swaps.router, spot.router, inventory.router, deploy.router, accounts.router),
     *(records.router, planning.router, queues.router, lengths.router, settings.router),
-    *(system.router, alerts.router, usage.router, usage.prices, waiting.router, what_ifs.router),
+    *(system.router, alerts.router, usage.router, usage.prices, waiting.router, what_ifs.router, capacity.router),
 )
 
 

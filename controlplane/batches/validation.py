@@ -6,6 +6,7 @@ from typing import IO, NamedTuple
 
 import msgspec
 from django.conf import settings
+from django.core.files import File
 
 from controlplane.gateway.admission.validation import read_body
 from controlplane.gateway.errors import ApiError, invalid
@@ -45,7 +46,7 @@ class Problem(msgspec.Struct, frozen=True):
     param: str | None = None
 
 
-def lines_of(file: IO[bytes]) -> Iterator[bytes]:
+def lines_of(file: IO[bytes] | File[bytes]) -> Iterator[bytes]:
     """Yield the lines of *file*; of one that is too large, only as much as shows that."""
     while line := file.readline(MAX_LINE_BYTES + 1):
         rest = line
@@ -54,7 +55,7 @@ def lines_of(file: IO[bytes]) -> Iterator[bytes]:
         yield line
 
 
-def first_url(file: IO[bytes]) -> str:
+def first_url(file: IO[bytes] | File[bytes]) -> str:
     """Return the url of the first request of *file*, which the others have to have too. Raises ApiError 400 without one."""
     file.seek(0)
     raw = next((line for line in lines_of(file) if line.removeprefix(codecs.BOM_UTF8).strip()), b"")

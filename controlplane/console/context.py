@@ -47,13 +47,16 @@ def _entry(label: str, icon: str, *pages: str) -> Entry:
 
 OVERVIEW = Entry("Overview", "overview", (Section("overview", "Overview"), Section("timeline", "Timeline")))
 FLEET = _entry("Fleet", "instances", "fleet", "instance", "node")
-REQUESTS = _entry("Requests", "requests", "requests", "request")
+REQUESTS = Entry("Requests", "requests", (
+    Section("requests", "Requests", ("request",)), Section("playground", "Playground"),
+))  # fmt: skip
 MODELS = _entry("Models", "models", "models", "model", "deploy", "deployed")
 QUEUES = _entry("Queues", "queues", "queues")
 BATCHES = _entry("Batches", "batches", "batches", "batch")
 APPLICATIONS = _entry("Applications", "applications", "applications", "application", "run")
 SCALING = Entry("Scaling", "scaling", (Section("scaling", "Scaling"), Section("calendar", "Calendar")))
 WHAT_IF = _entry("What-if", "what-if", "what-ifs", "what-if", "new-what-if")
+CAPACITY = _entry("Capacity", "capacity", "capacity", "capacity-plan")
 USAGE = Entry("Usage and keys", "usage", (Section("usage", "Usage"), Section("keys", "Keys and budgets")))
 API = Section("api-docs", "API")
 SYSTEM = Entry("System", "system", (
@@ -72,7 +75,7 @@ def navigation(request: HttpRequest) -> list[tuple[str, tuple[Entry, ...]]]:
         return [
             ("", (OVERVIEW, FLEET, REQUESTS)),
             ("Serve", (MODELS, QUEUES, BATCHES, APPLICATIONS)),
-            ("Plan", (SCALING, WHAT_IF)),
+            ("Plan", (SCALING, WHAT_IF, CAPACITY)),
             ("Administer", (USAGE, system)),
         ]
     return [("", (USAGE, REQUESTS, BATCHES, APPLICATIONS, replace(SYSTEM, label="API", icon="api", sections=(API,))))]

@@ -111,6 +111,11 @@ def signed(value: float | None) -> str:
     return f"{'+' if round(value) >= 0 else MINUS}{fixed(abs(value), 0)}"
 
 
+def percent_signed(ratio: float | None) -> str:
+    """Format a relative difference: `+5%`, or with a true minus."""
+    return NONE if ratio is None else f"{signed(100 * ratio)}%"
+
+
 def points_signed(share: float | None) -> str:
     """Format a difference of two shares: `+1.2 pt`, or with a true minus."""
     if share is None:

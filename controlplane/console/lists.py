@@ -60,7 +60,7 @@ def list_page(
         shown, next_cursor = show(page.rows), page.next_cursor
     else:
         folded = fold is not None and not filters.order.field
-        shown, next_cursor = fold[0](rows, filters) if fold and folded else rows[: resource.whole], None
+        shown, next_cursor = fold[0](list(rows), filters) if fold and folded else rows[: resource.whole], None
     live = (
         resource.live if viewer.sees_fleet else ""
     )  # the live connection is the fleet's; other pages are redrawn by time

@@ -11,6 +11,7 @@ from controlplane.console.operations import operate
 from controlplane.console.pages.alerts import views as alerts
 from controlplane.console.pages.applications import views as applications
 from controlplane.console.pages.batches import views as batches
+from controlplane.console.pages.capacity import views as capacity
 from controlplane.console.pages.deploy import views as deploy
 from controlplane.console.pages.events import views as events
 from controlplane.console.pages.fleet import views as fleet
@@ -19,6 +20,7 @@ from controlplane.console.pages.models import views as models
 from controlplane.console.pages.models.forms import change, train
 from controlplane.console.pages.overview import first_steps, timeline
 from controlplane.console.pages.overview import views as overview
+from controlplane.console.pages.playground import views as playground
 from controlplane.console.pages.queues import views as queues
 from controlplane.console.pages.requests import views as requests
 from controlplane.console.pages.scaling import views as scaling
@@ -60,6 +62,9 @@ urlpatterns = [
     path("applications/<int:pk>/limits/", applications.limit_runs, name="limit-runs"),
     path("applications/import/", applications.import_graph, name="import-graph"),
     path("applications/runs/<int:pk>/", applications.run, name="run"),
+    path("playground/", playground.playground, name="playground"),
+    path("playground/key/", playground.key, name="playground-key"),
+    path("playground/decision/", playground.decision, name="playground-decision"),
     path("requests/", requests.requests, name="requests"),
     path("requests/<int:pk>/", requests.request_detail, name="request"),
     path("scaling/", scaling.scaling, name="scaling"),
@@ -72,6 +77,10 @@ urlpatterns = [
     path("what-if/<int:pk>/<slug:action>/", what_if.act, name="what-if-act"),
     path("console/api/what-if-charts/<int:pk>", what_if.charts, name="what-if-charts"),
     path("search/", search.search, name="search"),
+    path("capacity/", capacity.capacity, name="capacity"),
+    path("capacity/<int:pk>/", capacity.capacity, name="capacity-plan"),
+    path("capacity/<int:pk>/fleet.toml", capacity.file, name="capacity-file"),
+    path("capacity/<int:pk>/what-if/", capacity.what_if, name="capacity-what-if"),
     path("usage/", usage.usage_page, name="usage"),
     path("usage/prices/", usage.prices, name="prices"),
     path("keys/", keys.keys, name="keys"),

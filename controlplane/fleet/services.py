@@ -236,7 +236,7 @@ def stop(instance: Instance, actor: User | str, reason: str) -> InstanceCommand 
 
 
 @transaction.atomic
-def restart(instance: Instance, actor: User, reason: str) -> Instance:
+def restart(instance: Instance, actor: User | str, reason: str) -> Instance:
     """Restart the server behind *instance* once what it runs has finished: it drains, stops and starts again."""
     row = _lock(instance, Action.RESTART)
     if why := places.cordon_of(row):

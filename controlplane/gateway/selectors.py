@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from statistics import fmean
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from django.db.models import Case, CharField, Count, F, OuterRef, Q, QuerySet, Subquery, Sum, Value, When
 from django.db.models.functions import Abs, TruncMinute
@@ -41,14 +41,15 @@ def by_cause(rows: QuerySet[LedgerRow], cause: str = "") -> QuerySet[LedgerRow]:
         When(late, queue_ms__gte=F("first_ms") / 2, then=Value("queue")),
         When(late, then=Value("prefill")),
     )
-    missed = rows.filter(slo_met=False).annotate(target=target, first_ms=first_ms)
+    missed: Any = rows.filter(slo_met=False).annotate(target=target, first_ms=first_ms)
     missed = missed.annotate(cause=Case(*ways, default=Value("decode"), output_field=CharField()))
-    return missed.filter(cause=cause) if cause else missed
+    return cast("QuerySet[LedgerRow]", missed.filter(cause=cause) if cause else missed)
 
 
 def missed_by(rows: QuerySet[LedgerRow]) -> list[tuple[str, float]]:
     """Return the share of each cause among those of *rows* that missed their SLO, the greatest first."""
-    counted = by_cause(rows).order_by().values_list("cause").annotate(count=Count("pk"))
+    missed: Any = by_cause(rows).order_by()
+    counted = missed.values_list("cause").annotate(count=Count("pk"))
     counts = sorted(counted, key=lambda each: -each[1])
     return [(cause, count / sum(count for _, count in counts)) for cause, count in counts]
 

@@ -2,6 +2,7 @@
 
 import uuid
 
+from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.core.validators import MinValueValidator
 from django.db import models
@@ -187,3 +188,47 @@ class ScalingMove(models.Model):
 
     def __str__(self) -> str:
         return f"{self.delta:+d} {self.model} in {self.region}: {self.reason}"
+
+
+class CapacityState(models.TextChoices):
+    QUEUED = "queued", "Queued"
+    RUNNING = "running", "Running"
+    DONE = "done", "Done"
+    FAILED = "failed", "Failed"
+
+
+class CapacityPlan(models.Model):
+    """A question for the least fleet, and its answer once a worker has found and simulated it."""
+
+    asked_at = models.DateTimeField(default=timezone.now, db_index=True)
+    requested_by = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, blank=True)
+    question = models.JSONField(default=dict, help_text="As `sizing.question.Question`.")
+    state = models.CharField(max_length=8, choices=CapacityState.choices, default=CapacityState.QUEUED)
+    phase = models.CharField(max_length=80, blank=True)
+    progress = models.FloatField(default=0.0, help_text="Share of the check that is done.")
+    answer = models.JSONField(default=dict, help_text="The fleet, its price, and what the simulator found.")
+    error = models.TextField(blank=True)
+    ended_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ["-id"]
+
+    def __str__(self) -> str:
+        return f"Capacity plan {self.pk}"
+
+
+class RegionLoss(models.Model):
+    """Whether the fleet survives the loss of each region, by simulation."""
+
+    made_at = models.DateTimeField(default=timezone.now, db_index=True)
+    regions = models.JSONField(
+        default=list,
+        help_text="By region: region, title, survives, slo_class, slo_met_ratio, below_target_s.",
+    )
+
+    class Meta:
+        ordering = ["-id"]
+        verbose_name_plural = "region losses"
+
+    def __str__(self) -> str:
+        return f"Loss of a region, {self.made_at:%F %H:%M}"

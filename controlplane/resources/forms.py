@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from django import forms
 from django.core.exceptions import ValidationError
@@ -10,6 +10,8 @@ from django.db.models import Model, QuerySet
 
 from controlplane.accounts.models import ApiKey, Role, Tenant, User
 from controlplane.accounts.services import set_password
+from controlplane.alerts.models import Condition
+from controlplane.events.models import Severity
 from controlplane.fleet.inventory import services
 from controlplane.fleet.inventory.kinds import MEMBERSHIP, Kind
 from controlplane.fleet.models import GpuType, Price, PriceOf, SloClass
@@ -37,7 +39,8 @@ class KindForm(forms.ModelForm[Any]):
         for name in self.kind.secret & self.fields.keys():
             field: Any = self.fields[name]
             self.initial[name], field.required = None, False
-            field.help_text += " An empty field keeps what is set; - or {} removes it."
+            removes = "{}" if isinstance(field, forms.JSONField) else "-"
+            field.help_text += f" An empty field keeps what is set; {removes} removes it." if self.instance.pk else ""
             if isinstance(field, forms.JSONField):
                 field.prepare_value = partial(_shown, field.prepare_value)  # type: ignore[method-assign]
             else:
@@ -46,7 +49,7 @@ class KindForm(forms.ModelForm[Any]):
     def _post_clean(self) -> None:
         if self.errors:
             return
-        values = {name: self._named(name) for name in self.cleaned_data if name in self._meta.fields}
+        values = {name: self._named(name) for name in self.cleaned_data if name in (self._meta.fields or ())}
         reason = self.cleaned_data.get("reason", "")
         try:
             if self.instance.pk:
@@ -94,7 +97,7 @@ def dialog_form(kind: Kind, row: Any, user: User, read_at: str, base: type[KindF
     own = kind.fields if row is not None else (*kind.key, *kind.fixed, *kind.fields)
     names = tuple(dict.fromkeys(own))
     made: Any = forms.modelform_factory(kind.model, form=base, fields=names)
-    return type(made)(made.__name__, (made,), {"kind": kind, "user": user, "read_at": read_at})
+    return cast("type[KindForm]", type(made)(made.__name__, (made,), {"kind": kind, "user": user, "read_at": read_at}))
 
 
 class RuleForm(ReasonedForm):
@@ -107,6 +110,9 @@ class RuleForm(ReasonedForm):
         self.fields["slo_class"].widget = forms.Select(choices=every("classes", classes))
         shown = {"placeholder": self.instance.receivers_shown, "autocomplete": "off", "class": "whole"}
         self.fields["receivers"].widget = forms.TextInput(attrs=shown)
+        self.fields["severity"].choices = [("", "By how bad it is"), *Severity.choices]  # type: ignore[attr-defined]
+        if "condition" in self.fields:
+            self.fields["condition"].choices = [("", "Choose…"), *Condition.choices]  # type: ignore[attr-defined]
         for name, label in (("for_s", "Open after (s)"), ("repeat_hours", "Repeat every (h)")):
             self.fields[name].label = label
 
@@ -145,6 +151,7 @@ class UserForm(ReasonedForm):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.fields["is_active"].help_text = "Who is not cannot sign in; open sessions end."
         self.members = list(self.instance.memberships.select_related("tenant")) if self.instance.pk else []
         for row in self.members:
             self.fields[f"role-{row.pk}"] = _role(f"Role in {row.tenant}", row.role)
@@ -199,7 +206,7 @@ class PriceForm(forms.ModelForm[Price]):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        groups = [("GPU types", GpuType), ("SLO classes", SloClass)]
+        groups: list[tuple[str, Any]] = [("GPU types", GpuType), ("SLO classes", SloClass)]
         named = [(title, [(row.name, row.title) for row in of._default_manager.all()]) for title, of in groups]
         self.fields["name"] = forms.ChoiceField(label=self.fields["name"].label, choices=named)
         self.fields["of"].choices = [(of.value, of.label) for of in PriceOf if of in FIELDS]  # type: ignore[attr-defined]

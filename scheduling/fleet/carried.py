@@ -13,7 +13,7 @@ Lengths are the smoothed ones of the requests that the instance was given. Witho
 import functools
 import math
 from dataclasses import astuple
-from typing import Final
+from typing import Any, Final
 
 from scheduling.compiled import compiled, compiled_internal, uncompiled
 from scheduling.fleet.arrays import FleetArrays
@@ -97,6 +97,11 @@ def set_front_end(fleet: FleetArrays, instance: int, front_end: FrontEnd, margin
     fleet.carried[instance] = carried(fleet, instance) if known else 0
 
 
+@functools.lru_cache(1024)
+def _coefficients(profile: Profile) -> Any:
+    return astuple(profile)  # which copies deeply
+
+
 def first_token_s(
     profile: Profile, front_end: FrontEnd, sequences: float, prompt_tokens: float, output_tokens: float
 ) -> float:
@@ -106,7 +111,7 @@ def first_token_s(
     It waits for the current step, is read by the process, which is busy with the others for a part of each step (the mean
     wait of an M/M/1 queue), and has its prefill computed.
     """
-    added_s = uncompiled(sequence_s)(*(*astuple(profile), prompt_tokens, output_tokens))
+    added_s = uncompiled(sequence_s)(*(*_coefficients(profile), prompt_tokens, output_tokens))
     step_s = profile.decode_a_s + sequences * added_s
     busy = sequences * front_end.time_s(1, 1 / output_tokens) / step_s
     if busy >= 1.0:

@@ -249,8 +249,8 @@ def make_plan(now_s: float, inputs: PlanInputs) -> FleetPlan:
     horizon_ends_s = {model: min(now_s + follows[model].horizon_s, demand.ends_s) for model, _ in demand.of}
     ends_s = {model: valid_until_s(now_s, period_s[model], horizon_ends_s[model]) for model, _ in demand.of}
     ahead = {model: _windows_ahead(now_s, demand, follows[model], period_s[model]) for model, _ in demand.of}
-    with_reserve = _with_reserve(lambda each: each.kept, demand, capability, shares)
-    kept = {endpoint: each[ahead[endpoint[0]]] for endpoint, each in with_reserve.items()}
+    reserved = with_reserve(lambda each: each.kept, demand, capability, shares)
+    kept = {endpoint: each[ahead[endpoint[0]]] for endpoint, each in reserved.items()}
     fixed = {
         endpoint: _by_capability(endpoint, each, ahead[endpoint[0]], fleet, capability)
         for endpoint, each in demand.of.items()
@@ -267,7 +267,7 @@ def make_plan(now_s: float, inputs: PlanInputs) -> FleetPlan:
     steps = min(demand.windows, ceil((last_s - demand.start_s) / demand.window_s))
     soon: Callable[[int], Ints] | None = None
     if two_plans and steps > 0:
-        added = _with_reserve(lambda each: each.soon, demand, capability, shares)
+        added = with_reserve(lambda each: each.soon, demand, capability, shares)
         asked = {endpoint: added[endpoint] if endpoint[0] in two_plans else each for endpoint, each in kept.items()}
         after = {model: ceil(STARTS_AHEAD * fleet.slowest_start_s(model) / demand.window_s) for model in two_plans}
         soon = _soon(asked, planned, fixed, targets, after, settings.gap, settings.time_limit_s / steps)
@@ -349,7 +349,7 @@ def _soon(
     return of
 
 
-def _with_reserve(
+def with_reserve(
     level: Callable[[EndpointDemand], Floats],
     demand: Demand,
     capability: Mapping[tuple[str, str], Capability],
@@ -385,7 +385,7 @@ def _load_now(
 ) -> dict[Endpoint, float]:
     """Return the capacity that serves what is asked for now, with the reserve that forecasts have."""
     now = {end: replace(each, kept=np.array([each.now_tokens_per_s]), mean=None) for end, each in demand.of.items()}
-    needed = _with_reserve(lambda each: each.kept, replace(demand, of=now), capability, shares)
+    needed = with_reserve(lambda each: each.kept, replace(demand, of=now), capability, shares)
     return {endpoint: float(rates[0]) for endpoint, rates in needed.items()}
 
 

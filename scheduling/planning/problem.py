@@ -131,6 +131,8 @@ class Problem:
     """beta (l, r): room for non-interactive work, added to every window. See `capacity.niw_buffer`."""
     load_tokens_per_s: NDArray[np.float64] = field(default_factory=lambda: np.array(0.0))
     """(l, r): what serves the load of now. No region is taken below it, and all together serve its sum."""
+    survives_loss: bool = False
+    """Whether all regions' demand must be served without any one region."""
     waived: "Shortage | None" = None
     """Accepted shortages: the rows ask for that much less."""
 
@@ -293,7 +295,8 @@ class Problem:
         """Return the shortage of *targets*."""
         served = self.served_tokens_per_s(targets)
         own_region = np.maximum(self.need_tokens_per_s - served, 0.0)
-        total = np.maximum(self.need_total_tokens_per_s - served.sum(axis=1), 0.0)
+        lost = served.max(axis=1) if self.survives_loss else 0.0
+        total = np.maximum(self.need_total_tokens_per_s - (served.sum(axis=1) - lost), 0.0)
         own_region[own_region <= TOLERANCE * self.need_tokens_per_s] = 0.0
         total[total <= TOLERANCE * self.need_total_tokens_per_s] = 0.0
         return Shortage(own_region, total, np.maximum(self.least_instances - targets.sum(axis=2), 0))

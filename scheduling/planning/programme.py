@@ -106,8 +106,10 @@ def write_model(problem: Problem, shortage: bool = False) -> Written:
                 count.append((below, 1.0))
             model += pulp.LpAffineExpression(count) >= least
         need = float(problem.need_total_tokens_per_s[i])
-        everywhere = [term for region in served for term in region]
-        model += pulp.LpAffineExpression(everywhere + missing(f"total_{i}", weight, need)) >= need
+        short = missing(f"total_{i}", weight, need)
+        for lost in range(r) if problem.survives_loss else (r,):
+            left = [term for j, region in enumerate(served) for term in region if j != lost]
+            model += pulp.LpAffineExpression(left + short) >= need
 
     for j, k in np.ndindex(r, g):
         capacity, acquired = int(problem.capacity[j, k]), int(problem.acquired_units[j, k])

@@ -67,12 +67,14 @@ def simulated_capability(
     cv: float = POISSON_CV,
     sizes: Sequence[int] = SIZES,
     most_above: float = MOST_ABOVE,
+    most_requests: int = MOST_REQUESTS,
     seed: int = 0,
 ) -> Capability:
     """Return the capability of *engine* for requests drawn from the pairs of lengths under arrivals of *cv*.
 
     *percentile* of the requests must keep *promise* (and *normalised_s* per output token). *sizes* are those of the
-    simulated fleets; *most_above* is the most that an instance of very many may serve, relative to their highest limit.
+    simulated fleets; *most_above* is the most that an instance of very many may serve, relative to their highest limit;
+    *most_requests* bounds those of a window.
     Lengths are cut to what the engine accepts. Raise ValueError without lengths or for an invalid percentile.
     """
     random = np.random.default_rng([seed, 3])
@@ -117,7 +119,7 @@ def simulated_capability(
     fleets = [(size, each) for each in sorted({POISSON_CV, cv}) for size in sizes]
     limits = []
     for size, of_cv in fleets:
-        rates, arrival_s, window = _arrivals(size, rough, of_cv, random)
+        rates, arrival_s, window = _arrivals(size, rough, of_cv, random, most_requests)
         drawn = random.integers(0, prompts.size, arrival_s.size)
         late = broken(served(size, arrival_s, drawn), drawn, reachable_s)
         count = np.bincount(window, minlength=WINDOWS)
@@ -150,11 +152,13 @@ def strictest(
     return Promise(*least_s), max((one[3] for one in known), default=95.0)
 
 
-def _arrivals(size: int, rough: float, cv: float, random: np.random.Generator) -> tuple[Floats, Floats, Ints]:
+def _arrivals(
+    size: int, rough: float, cv: float, random: np.random.Generator, most_requests: int
+) -> tuple[Floats, Floats, Ints]:
     """Return requests per second and instance by window, arrivals and their windows, for *size* instances."""
     rates = rough * np.linspace(FROM**0.5, TO**0.5, WINDOWS) ** 2
     most_per_s = float(size * rates[-1])
-    window_s = min(max(WINDOW_S, LEAST_REQUESTS / most_per_s), MOST_REQUESTS / most_per_s)
+    window_s = min(max(WINDOW_S, LEAST_REQUESTS / most_per_s), most_requests / most_per_s)
     due = np.concatenate([[0.0], np.cumsum(size * rates * window_s)])
     # A renewal process in operational time (one request due each second), mapped to the clock.
     shape = cv**-2

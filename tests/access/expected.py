@@ -59,9 +59,16 @@ CONSOLE = {
     "what-ifs": Reach(VIEWER),
     "what-if": Reach(VIEWER, {"pk": "WHAT_IF"}),
     "new-what-if": Reach(VIEWER),
+    "playground": Reach(TENANT),
+    "playground-key": Reach(MANAGER, {}, {"tenant": "acme"}, owned=True),
+    "playground-decision": Reach(TENANT),
     "what-if-charts": Reach(VIEWER, {"pk": "WHAT_IF"}),
     "what-if-act": Reach(OPERATOR, {"pk": "WHAT_IF", "action": "cancel"}, REASON),
     "upload-trace": Reach(OPERATOR, {}, REASON),
+    "capacity": Reach(VIEWER),
+    "capacity-plan": Reach(VIEWER, {"pk": "CAPACITY_PLAN"}),
+    "capacity-file": Reach(VIEWER, {"pk": "CAPACITY_PLAN"}),
+    "capacity-what-if": Reach(OPERATOR, {"pk": "CAPACITY_PLAN"}, REASON),
     "queues": Reach(VIEWER),
     "batches": Reach(TENANT),
     "batch": Reach(TENANT, {"public_id": "BATCH_ID"}, owned=True),
@@ -235,6 +242,11 @@ REST = {
     "change_setting": Reach(OPERATOR, {"name": "PLAN_EPSILON"}, {"value": 0.5} | REASON),
     "ask_what_if": Reach(OPERATOR, {}, {"begin": {"kind": "synthetic"}}),
     "list_what_ifs": Reach(VIEWER),
+    "plan_capacity": Reach(OPERATOR, {}, {"gpus": {"none": 1.0}}),
+    "list_capacity_plans": Reach(VIEWER),
+    "get_capacity_plan": Reach(VIEWER, {"number": "CAPACITY_PLAN"}),
+    "get_capacity_fleet_file": Reach(VIEWER, {"number": "CAPACITY_PLAN"}),
+    "list_region_losses": Reach(VIEWER),
     "get_what_if": Reach(VIEWER, {"number": "WHAT_IF"}),
     "change_what_if": Reach(OPERATOR, {"number": "WHAT_IF"}, {"state": "cancelled"}),
     "delete_what_if": Reach(OPERATOR, {"number": "WHAT_IF"}, {}),
@@ -286,7 +298,7 @@ ADMIN_PAGES = {
 SOCKETS = {"^ws/live/$"}
 # By the topics of the live connection.
 TOPICS = {"overview:": VIEWER, "batches": VIEWER,
-          "instances": VIEWER, "instance:1": VIEWER, "queues:us-east": VIEWER, "what-if:1": VIEWER,
+          "instances": VIEWER, "instance:1": VIEWER, "queues:us-east": VIEWER, "what-if:1": VIEWER, "capacity:1": VIEWER,
           "events": VIEWER, "system": OPERATOR}  # fmt: skip
 
 # Outside of Django: status for a client that is not on this machine.

@@ -42,6 +42,7 @@ from tests.console import length_rows, planning_rows
 from tests.console.conftest import ledger_row, rows_of
 from tests.console.feed import Feed
 from tests.inventory import Inventory
+from tests.planning import capacity_rows
 from tests.simulation.whatif import rows as what_if_rows
 
 RUNNING, REMAINING, KV = 7_391, 8_642_913, 5_317_246
@@ -198,6 +199,7 @@ class World:
         self.simulation = what_if_rows.scenario_run("zephyr-bot", "zephyr as it was")
         what_if_rows.furnish("zephyr as it could be", FLEET_REASON, now)
         self.what_if = WhatIf.objects.get(title="zephyr as it could be")
+        self.capacity_plan = capacity_rows.done()
         Setting.objects.create(name="PLAN_EPSILON", value=0.7, changed_by="zephyr-bot")
         rule = AlertRule.objects.create(
             name="zephyr-alert", condition="instance", receivers=f"http://127.0.0.1:9/{WEBHOOK_SECRET}"
@@ -230,6 +232,7 @@ class World:
             "PLAN": self.plan.pk,
             "SIMULATION": self.simulation.pk,
             "WHAT_IF": self.what_if.pk,
+            "CAPACITY_PLAN": self.capacity_plan.pk,
             "MODEL": self.deployment.model.name,
             "MODEL_ID": self.deployment.model.pk,
             "DEPLOYMENT": self.deployment.pk,

@@ -7,8 +7,9 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 
 from controlplane.console.live import what_ifs as live
 from controlplane.console.live.fragments import is_topic
+from controlplane.fleet.models import Model
 from controlplane.simulation.whatif import services, working
-from controlplane.simulation.whatif.models import TraceFile, WhatIf
+from controlplane.simulation.whatif.models import FutureSeed, TraceFile, WhatIf
 from tests.simulation.whatif import rows
 
 pytestmark = pytest.mark.django_db
@@ -40,7 +41,7 @@ def test_it_runs_and_is_compared(sign_in, operator):
     rows.run_all(WhatIf.objects.get())
     done = caller.get(f"what-ifs/{asked['id']}").json()
     assert (done["state"], done["progress"]["done"]) == ("done", 1.0)
-    made = caller.get(f"what-ifs/{asked['id']}/comparison", scope="interactive").json()
+    made = caller.get(f"what-ifs/{asked['id']}/comparison", slo_class="iw").json()
     assert [each["seeds_done"] for each in made["futures"]] == [1, 1, 1]
     assert set(made["curves"]) == {"A", "B", "C"}
     assert [row["id"] for row in caller.get("what-ifs", state="done").json()["items"]] == [asked["id"]]
@@ -55,6 +56,22 @@ def test_what_is_wrong_is_named(sign_in, operator):
     assert caller.post("what-ifs", **body(futures=[{"preset": "hope"}])).json()["error"]["field"] == "preset"
     assert caller.post("what-ifs", **body(futures=[{}] * 7)).json()["error"]["field"] == "futures"
     assert caller.post("what-ifs", **body(horizon_s=5)).json()["error"]["field"] == "horizon_s"
+
+
+def test_a_future_that_breaks_its_promises_becomes_the_plan_only_anyway(sign_in, operator, deployment):
+    caller = sign_in("operator")
+    pk = caller.post("what-ifs", **body(seeds=1, futures=[REACTIVE])).json()["id"]
+    rows.run_all(WhatIf.objects.get())
+    for run in FutureSeed.objects.all():
+        for columns in run.result["columns"].values():
+            columns["slo_met"] = 0.1
+        run.save()
+    Model.objects.update(name="m")
+    plan = {"future": "B", "reason": "to try it"}
+    refused = caller.post(f"what-ifs/{pk}/plan", **plan)
+    assert refused.status_code == 409
+    assert "keeps its promises in 0 of 1 repetitions" in refused.json()["error"]["message"]
+    assert caller.post(f"what-ifs/{pk}/plan", **plan, anyway=True).json()["plan"]["letter"] == "B"
 
 
 def test_it_is_cancelled_resumed_narrowed_and_deleted(sign_in, operator):

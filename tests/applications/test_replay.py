@@ -6,12 +6,13 @@ from html import unescape
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
-from django.urls import reverse
 from django.utils import timezone
 
-from controlplane.console.pages.what_if.rows import APPLICATION
+from controlplane.simulation.whatif.asking import advanced_of
+from controlplane.simulation.whatif.changes.applying import parsed
 from controlplane.simulation.whatif.changes.base import ChangeError
 from controlplane.simulation.whatif.models import FutureSeed, WhatIf
+from controlplane.simulation.whatif.starts.nodes import resolved
 from tests.applications.conftest import learned
 from tests.console.conftest import ledger_row
 from tests.simulation.whatif.rows import run_all
@@ -36,27 +37,25 @@ def test_the_page_begins_a_replay_of_its_runs_and_a_what_if_with_its_graph(clien
     answer = client.post("/what-if/new", dict(parse_qsl(urlsplit(link).query)) | window)
     assert answer.status_code == 302, answer.content.decode()
     row = run_all(WhatIf.objects.get())
-    assert [each.name for each in row.futures.order_by("letter")] == ["As now", "FCFS and JSQ", "Hermes order"]
+    first, second = row.futures.order_by("letter")
+    assert (first.name, second.changes[0]["value"]) == ("As now", "hermes")
     for seed in FutureSeed.objects.all():
         of = seed.result["runs"]["review"]
         assert of["runs"] == of["ended"] == 20
         assert seed.result["columns"]["all"]["requests"] > 25
-    asked = {
-        "application-application.suite": f"application:{recorded_runs.pk}",
-        "application-application.runs_per_h": "60",
-    }
-    form = client.get(reverse("console:new-what-if"), asked).content.decode()
-    assert "review, as recorded" in form
+    (link,) = re.findall(r'href="([^"]*)"[^>]*>What-if with this graph…', page)
+    (edit,) = advanced_of(dict(parse_qsl(urlsplit(link).query))["advanced"]).edits
+    assert edit["application"]["graph"] == f"application:{recorded_runs.pk}"
+    assert parsed(resolved([edit], {}))
 
 
-@pytest.mark.parametrize(("suite", "records"), [("application", 20), ("application:0", None), ("EV", None)])
-def test_a_what_if_has_runs_of_a_recorded_graph(recorded_runs, suite, records):
-    named = f"application:{recorded_runs.pk}" if suite == "application" else suite
-    row = {"suite": named, "model": "m", "slo_class": "interactive", "runs_per_h": "60"}
-    row = {f"application.{name}": text for name, text in row.items()}
-    if suite == "application:0":
+@pytest.mark.parametrize(("graph", "records"), [("application", 20), ("application:0", None), ("g.json", None)])
+def test_a_what_if_has_runs_of_a_recorded_graph(recorded_runs, graph, records):
+    named = f"application:{recorded_runs.pk}" if graph == "application" else graph
+    edit = {"kind": "application", "application": {"graph": named, "model": "m"}}
+    if graph == "application:0":
         with pytest.raises(ChangeError, match="is not known"):
-            APPLICATION.change(row, {})
+            resolved([edit], {})
         return
-    made = APPLICATION.change(row, {})["application"]
-    assert (len(made["graph"]["records"]) if records else made["suite"]) == (records or suite)
+    (made,) = resolved([edit], {})
+    assert (len(made["application"]["graph"]["records"]) if records else made) == (records or edit)

@@ -63,7 +63,7 @@ for preset in ("pilothouse", "sageserve-reactive"):
         began_s = time.process_time()
         changed = working.changed(asked, SimpleNamespace(changes=PRESETS[preset].changes), start)
         staged = stage_start(start, changed.scenario, seed, (), asked.horizon_s)
-        results.packed(simulate(changed.scenario, staged), working.counted_of(asked, changed), seed)
+        results.packed(simulate(changed.scenario, staged), working.counted_of(asked, changed))
         took_s.append(time.process_time() - began_s)
     print("MADE", preset, took_s[0], statistics.median(took_s[1:]))
 """

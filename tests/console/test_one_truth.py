@@ -4,12 +4,9 @@ import re
 
 import pytest
 from django.core.management import call_command
-from django.http import QueryDict
 
 from controlplane.alerts.models import Alert
 from controlplane.alerts.services import acknowledge
-from controlplane.console.pages.what_if.forms import asked
-from controlplane.console.pages.what_if.views import READY
 from controlplane.planning.models import PolicyMode, ScalingPolicy
 from controlplane.simulation.whatif.fork import _without_strategy
 from tests.console.conftest import rows_of
@@ -50,11 +47,6 @@ def test_overview_lists_what_is_open_and_the_navigation_counts_the_same(acting, 
     alerts = acting.get("/alerts/").content.decode()
     assert f'badge/alerts"><span class="count">{counts["overview"]}<' in alerts
     assert len(re.findall(r'<tr><th scope="row"', alerts.partition('id="rules"')[0])) == int(counts["overview"])
-
-
-@pytest.mark.parametrize(("label", "query"), READY)
-def test_ready_questions_open_valid_forms(label, query, db):
-    assert asked(QueryDict(query), {}).errors == {}
 
 
 @pytest.mark.parametrize("mode", [None, *PolicyMode])

@@ -1,6 +1,8 @@
 """What-if pages: the form and its notes, the comparison of runs, and permissions."""
 
+import re
 from datetime import timedelta
+from urllib.parse import parse_qsl
 
 import pytest
 from django.http import QueryDict
@@ -12,13 +14,15 @@ from controlplane.console.formats import MINUS
 from controlplane.console.live import fragments, what_ifs
 from controlplane.console.pages.what_if import building
 from controlplane.console.pages.what_if.forms import asked
-from controlplane.console.pages.what_if.rows import FAILURE, OF_ALL, OF_FLEET
+from controlplane.console.pages.what_if.rows import FAILURE, FLEET, SCENARIO
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Node
 from controlplane.simulation.whatif import selectors, services
 from controlplane.simulation.whatif.changes.applying import applied, in_words, parsed
+from controlplane.simulation.whatif.changes.questions import QUESTIONS
 from controlplane.simulation.whatif.models import FutureSeed, TwinError, WhatIf, WhatIfState
 from controlplane.simulation.whatif.start import Start
+from controlplane.simulation.whatif.starts import nodes
 from tests import database
 from tests.simulation.whatif import rows
 
@@ -78,7 +82,7 @@ def test_a_window_of_the_ledger_is_as_long_as_what_is_simulated(client, operator
     assert "Give since, before until." in looked_at(since="")
     window = {"since": f"{at - timedelta(minutes=30):{minute}}", "until": f"{at:{minute}}"}
     wanted = asked(entered(start="ledger", horizon="600", **window), NOW)
-    assert (wanted.errors, wanted.horizon_s) == ({}, 1800.0)
+    assert (wanted.errors, wanted.values["horizon_s"]) == ({}, 1800.0)
     assert "crit-text" not in looked_at(**window)
     assert "crit-text" not in looked_at(since=window["since"])  # until a moment with a zone: now
     wrong = asked(entered(start="ledger", since="2026-01-01T00:00", until="2026-02-01T00:00"), NOW)
@@ -87,27 +91,22 @@ def test_a_window_of_the_ledger_is_as_long_as_what_is_simulated(client, operator
     assert "since" in building.address_of(entered(start="ledger", **window))
 
 
-FILLED = {"fallback": {"to": ""}, "bounds": {"min_instances": "1"}, "slo": {"ttft_ms": "200"}, "key": {"value": "0.5"}}
-NEEDS = FILLED | {"gpus": {"count": "4"}, "price": {"usd_per_hour": "3"}, "policy": {"value": "round_robin"}}
+NEEDS = {
+    "bounds": {"min_instances": "1"}, "slo": {"ttft_ms": "200"}, "gpus": {"count": "4"}, "policy": {"value": "round_robin"},
+    "failure": {"region": "east", "node": "n"},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", [*OF_ALL, *OF_FLEET], ids=lambda kind: kind.name)
-def test_every_row_with_what_its_buttons_fill_in_is_a_change(kind):
-    now = NOW | {"weighted_targets": {"chat": {"m": 1.0}}}
+@pytest.mark.parametrize("kind", [*SCENARIO, *FLEET], ids=lambda kind: kind.name)
+def test_every_row_with_what_its_buttons_fill_in_is_a_change(kind, monkeypatch):
+    node = nodes.NodeOf("n", "east", ["m-east-1"])
+    monkeypatch.setattr(nodes, "nodes_of", lambda values: {"n": node})
     for _, filled in kind.adds:
         row = {
-            column.name: next((name for name, _ in column.choices(now) or () if name), "") if column.is_required else ""
+            column.name: next((name for name, _ in column.choices(NOW) or () if name), "") if column.is_required else ""
             for column in kind.columns
         }
-        row |= {"weights": "m=5"} if kind.name == "weights" else {}
-        row |= {"region": "east"} if kind.name == "failure" else {}
-        assert parsed([kind.change(row | NEEDS.get(kind.name, {}) | filled, now)])
-
-
-NEW_TENANT = {
-    "client.tenant": "new", "client.model": "m", "client.slo_class": "chat", "client.requests_per_s": "2",
-    "client.prompt.median": "300", "client.prompt.p95": "900", "client.output.median": "150", "client.output.p95": "450",
-}  # fmt: skip
+        assert parsed([kind.change(row | NEEDS.get(kind.name, {}) | filled, NOW)])
 
 
 @pytest.mark.parametrize(
@@ -118,40 +117,12 @@ NEW_TENANT = {
             {"edit": "burst", "by": "2,5", "from_s": "300", "until_s": "480", "ramp_s": "", "regions": "east"},
             {"edit": "burst", "by": 2.5, "from_s": 300.0, "until_s": 480.0, "regions": ["east"]},
         ),
-        (
-            "tenant",
-            NEW_TENANT | {"client.daily_swing": "0.4", "client.regions": "east"},
-            {
-                "client": {
-                    "tenant": "new", "model": "m", "slo_class": "chat", "requests_per_s": 2.0, "daily_swing": 0.4,
-                    "regions": {"east": 1.0}, "prompt": {"median": 300.0, "p95": 900.0},
-                    "output": {"median": 150.0, "p95": 450.0},
-                }
-            },
-        ),
-        (
-            "application",
-            {
-                "application.suite": "mix", "application.model": "m", "application.slo_class": "chat",
-                "application.runs_per_h": "60", "application.cv": "3", "application.deadline_factor": "1.5",
-            },
-            {
-                "application": {
-                    "suite": "mix", "model": "m", "slo_class": "chat", "runs_per_h": 60.0, "cv": 3.0,
-                    "deadline_factor": [1.5],
-                }
-            },
-        ),
-        ("price", {"gpu": "g", "usd_per_hour": "3", "spot_usd_per_hour": "0.25"},
-         {"gpu": "g", "usd_per_hour": 3.0, "spot_usd_per_hour": 0.25}),
         ("slo", {"slo_class": "chat", "ttft_ms": "", "deadline_s": "90"}, {"slo_class": "chat", "deadline_s": 90.0}),
-        ("weights", {"name": "chat", "weights": "m=5, n=2"}, {"name": "chat", "weights": {"m": 5.0, "n": 2.0}}),
-        ("key", {"path": "planner.epsilon", "value": "0.9"}, {"path": "planner.epsilon", "value": 0.9}),
-        ("key", {"path": "forecast.forecaster", "value": "holt"}, {"path": "forecast.forecaster", "value": "holt"}),
+        ("bounds", {"model": "m", "max_instances": "3"}, {"model": "m", "max_instances": 3}),
     ],
-)  # fmt: skip
+)
 def test_a_row_is_a_change(kind, row, change):
-    of = next(each for each in (*OF_ALL, *OF_FLEET) if each.name == kind)
+    of = next(each for each in (*SCENARIO, *FLEET) if each.name == kind)
     assert of.change(row, NOW) == {"kind": kind, **change}
 
 
@@ -161,32 +132,72 @@ GPUS = {"gpus-region": "east", "gpus-gpu": "g", "gpus-count": "4"}
 def test_a_form_is_a_request():
     wanted = asked(
         entered(
-            horizon="600", seeds="3", warmup="1", title="Twice", chosen="yes", preset=["qlm", "reactive"],
+            horizon="600", seeds="3", warmup="1", title="Twice", chosen="yes", preset=["qlm", "pilothouse"],
             **{"demand-edit": "factor", "demand-by": "2"}, **GPUS,
         ),
         NOW,
     )  # fmt: skip
     assert wanted.errors == {}
-    assert (wanted.horizon_s, wanted.warmup_s, wanted.seeds, wanted.title) == (600.0, 60.0, 3, "Twice")
-    assert wanted.edits == [{"kind": "demand", "edit": "factor", "by": 2.0}]
-    assert [one["name"] for one in wanted.futures] == ["As now", "QLM", "Reactive", "Other fleet"]
+    twice = {"kind": "demand", "edit": "factor", "by": 2.0}
+    values = {"horizon_s": 600.0, "warmup_s": 60.0, "seeds": 3, "title": "Twice", "edits": [twice]}
+    assert wanted.values == values
+    names = [one["name"] for one in wanted.futures]
+    assert names == ["As now", "QLM", "Pilothouse", "g 2 to 4 in East"]
+
+
+LOST = {"failure-what": "region", "failure-region": "east", "failure-at_s": "60", "failure-for_s": "300"}
+GONE = "East is lost after 1 min, back 5 min later"
 
 
 @pytest.mark.parametrize(
     ("fields", "futures", "edits"),
     [
-        ({}, {"QLM": ["policy"], "Other fleet": ["gpus"]}, []),
-        ({"fleet_for": "qlm"}, {"QLM": ["policy"], "QLM, other fleet": ["policy", "gpus"]}, []),
-        ({"fleet_for": "qlm", "fleet_name": "More"}, {"QLM": ["policy"], "More": ["policy", "gpus"]}, []),
-        ({"fleet_for": "all"}, {"QLM": ["policy"]}, ["gpus"]),
+        ({}, {"QLM": ["policy"], "g 2 to 4 in East": ["gpus"]}, ["demand", "failure"]),
+        (
+            {"beside": "yes"},
+            {
+                f"2x demand; {GONE}": ["demand", "failure"],
+                f"QLM with 2x demand; {GONE}": ["demand", "failure", "policy"],
+                f"g 2 to 4 in East with 2x demand; {GONE}"[:80]: ["demand", "failure", "gpus"],
+            },
+            [],
+        ),
     ],
 )
-def test_edits_of_the_fleet_join_a_future(fields, futures, edits):
-    """They are a separate future, with the policies of a preset if one is chosen; or of all futures."""
-    wanted = asked(entered(chosen="yes", preset=["qlm"], **fields, **GPUS), NOW)
+def test_what_happens_is_in_all_futures_or_in_all_but_a_and_their_names_say_so(fields, futures, edits):
+    wanted = asked(entered(chosen="yes", preset=["qlm"], **fields, **DOUBLED, **LOST, **GPUS), NOW)
     made = {one["name"]: [change["kind"] for change in one["changes"]] for one in wanted.futures}
     assert made == {"As now": [], **futures}
-    assert [edit["kind"] for edit in wanted.edits] == edits
+    assert [edit["kind"] for edit in wanted.values["edits"]] == edits
+
+
+TENANT = """
+[begin]
+kind = "ledger"
+since = "2026-01-01T00:00:00Z"
+until = "2026-01-01T02:00:00Z"
+[[edits]]
+kind = "price"
+gpu = "g"
+usd_per_hour = 3.0
+[[futures]]
+preset = "fcfs-jsq"
+[[futures]]
+name = "Slow"
+changes = [{kind = "key", path = "planner.epsilon", value = 0.9}]
+"""
+
+
+def test_the_rest_is_a_file_as_rest_takes_it():
+    wanted = asked(entered(chosen="yes", advanced=TENANT), NOW)
+    assert wanted.errors == {}
+    assert (wanted.begin["kind"], wanted.values["horizon_s"]) == ("ledger", 7200.0)
+    assert [edit["kind"] for edit in wanted.values["edits"]] == ["price"]
+    assert [one["name"] for one in wanted.futures] == ["As now", "FCFS and JSQ", "Slow"]
+    again = asked(
+        entered(chosen="yes", advanced='{"edits": [{"kind": "price", "gpu": "g", "usd_per_hour": 3.0}]}'), NOW
+    )
+    assert again.values["edits"] == wanted.values["edits"]
 
 
 @pytest.mark.parametrize(
@@ -195,14 +206,12 @@ def test_edits_of_the_fleet_join_a_future(fields, futures, edits):
         ({"seeds": "many"}, "seeds", "whole number"),
         ({"seeds": "0"}, "seeds", "greater than or equal to 1"),
         ({"horizon": "1"}, "horizon", "greater than or equal to 60"),
-        ({"demand-edit": "factor", "demand-by": "x"}, "Demand 1, By", "valid number"),
+        ({"demand-edit": "factor", "demand-by": "x"}, "Demand 1, Times", "valid number"),
         ({"demand-edit": "burst", "demand-by": "2"}, "Demand 1", "until_s is missing"),
-        ({f"tenant-{name}": text for name, text in (NEW_TENANT | {"client.prompt.p95": "9"}).items()},
-         "New tenants 1, client.prompt", "above p95"),
-        ({"application-application.suite": "mix", "application-application.model": "m"},
-         "Applications 1, SLO class", "required"),
-        ({"application-application.suite": "application:0"}, "Applications 1, suite", "is not known"),
-        ({"start": "synthetic"}, "New tenants", "add one"),
+        ({"advanced": "edits = 3"}, "Advanced, edits", "valid list"),
+        ({"advanced": "{"}, "Advanced", "neither TOML nor JSON"),
+        ({"advanced": "hope = 1"}, "Advanced, hope", "not permitted"),
+        ({"advanced": "[[futures]]\npreset = 'hope'"}, "Advanced", "There is no preset 'hope'"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(fields, where, what):
@@ -212,8 +221,8 @@ def test_what_is_wrong_is_named(fields, where, what):
 def test_columns_of_several_rows_stay_together_in_the_address():
     data = entered(**{"demand-edit": ["factor", "burst"], "demand-by": ["2", "3"], "demand-until_s": ["", "60"]})
     again = QueryDict(building.address_of(data))
-    assert asked(again, NOW).edits == asked(data, NOW).edits
-    assert len(asked(data, NOW).edits) == 2
+    assert asked(again, NOW).scenario == asked(data, NOW).scenario
+    assert len(asked(data, NOW).scenario) == 2
 
 
 def test_a_node_is_lost_with_its_instances(client, operator, make_instance):
@@ -252,12 +261,10 @@ def test_a_node_is_lost_with_its_instances(client, operator, make_instance):
 
 def test_the_form_says_what_it_asks_for(client, operator, begun):
     text = page(client, operator, f"{NEW}?chosen=yes&preset=qlm&seeds=4&demand-edit=factor&demand-by=2")
-    assert '<option value="qlm" selected>a separate future with QLM</option>' in page(
-        client, operator, f"{NEW}?fleet_for=qlm"
-    )
     assert '<option value="900" selected>15 min</option>' in page(client, operator, f"{NEW}?horizon=900")
     assert "2x demand" in text
-    assert "8 (2 futures" in text
+    assert "8 runs (2 futures" in text
+    assert re.search(r"<b>\d+ s</b>.*at a usual pace: the first run measures it", text)
     assert "4 of 4 instances reported" in text
     assert "policy to QLM" in text
     assert "Run 2 futures" in text
@@ -278,7 +285,7 @@ def test_running_it_makes_a_what_if_that_can_be_edited_again(client, operator, b
     answer = client.post(NEW, {"seeds": "2", "horizon": "600", "chosen": "yes", "preset": "qlm", **DOUBLED})
     row = WhatIf.objects.get()
     assert answer["Location"] == reverse("console:what-if", args=[row.pk])
-    assert row.title == "What if … 2x demand"
+    assert row.title == "What if … 2x demand; QLM"
     assert (row.state, row.seeds, row.requested_by) == (WhatIfState.QUEUED, 2, operator)
     assert row.edits == [{"kind": "demand", "edit": "factor", "by": 2.0}]
     assert "demand-by=2" in row.asked
@@ -304,7 +311,6 @@ def test_a_viewer_reads_and_runs_nothing(client, begun, ran, viewer):
 
 
 def test_the_comparison_has_every_future_with_its_verdict(client, operator, ran):
-    ran.futures.filter(letter="B").update(first_difference="First differs at 3.0 min.")
     text = page(client, operator, f"/what-if/{ran.pk}/?future=B")
     assert ran.state == WhatIfState.DONE
     for words in (
@@ -317,8 +323,11 @@ def test_the_comparison_has_every_future_with_its_verdict(client, operator, ran)
     assert text.count('data-state="done"') == 2
     assert 'value="B" aria-label="B Reactive" checked' in text
     assert "Only a what-if that began from the live fleet can become a plan." in text
-    assert "First differs at 3.0 min." in text
-    assert 'aria-current="true">Interactive' in page(client, operator, f"/what-if/{ran.pk}/?scope=interactive")
+    # The class with a promise is chosen, with its own target: 95 of 100 if the class says nothing else.
+    assert 'aria-current="true">iw<' in text
+    assert "SLO met, 95% promised" in text
+    assert "99%" not in text
+    assert re.search(r"repetitions would (not )?decide|the same", text)
 
 
 def test_runs_of_applications_are_shown_where_there_are_any(client, operator, ran):
@@ -348,7 +357,7 @@ def test_its_files(acting, ran):
     assert len(csv("what-if-latency")) > 10
 
 
-def test_cancel_resume_and_more_seeds(acting, begun):
+def test_cancel_resume_and_more_repetitions(acting, begun):
     acting.post(NEW, {"seeds": "2", "chosen": "yes", "preset": "qlm", "horizon": "600"})
     row = WhatIf.objects.get()
     for action, fields, state in (
@@ -364,14 +373,20 @@ def test_cancel_resume_and_more_seeds(acting, begun):
     assert "There is no action" in text
 
 
-def test_the_list_names_them_and_an_empty_one_asks(client, operator, viewer):
-    assert "No what-if yet." in page(client, operator, "/what-if/")
+def test_the_list_asks_and_has_one_replay_of_the_ledger(client, operator, viewer):
+    text = page(client, operator, "/what-if/")
+    assert "No what-if yet." in text
+    assert all(f"?ask={name}" in text for name in QUESTIONS)
     assert "New what-if" not in page(client, viewer, "/what-if/")
+    kept = [WhatIf.objects.create(title=f"Replay {day}", nightly=True, state="done") for day in (1, 2)]
+    asked_for = WhatIf.objects.create(title="Mine", state="done")
+    shown = page(client, viewer, "/what-if/")
+    assert [f"/what-if/{each.pk}/" in shown for each in (*kept, asked_for)] == [False, True, True]
+    assert "Replay 1" in page(client, viewer, "/what-if/?replays=all")
 
 
-def test_the_list_shows_the_twin_error(acting):
-    empty = acting.get("/what-if/").content.decode()
-    assert "No window is judged yet." in empty
+def test_the_list_shows_the_simulator_error(acting):
+    assert "No window is judged yet." in acting.get("/what-if/").content.decode()
     now = timezone.now()
     measured = {"ttft_p50": 100.0, "ttft_p95": 400.0, "itl_p50": 20.0, "itl_p95": 30.0, "slo_met": 0.99}
     simulated = {**measured, "ttft_p95": 380.0, "slo_met": 0.98}
@@ -379,9 +394,65 @@ def test_the_list_shows_the_twin_error(acting):
         model="m", gpu="2 x h100", from_at=now, to_at=now, requests=77, measured=measured, simulated=simulated
     )
     shown = acting.get("/what-if/").content.decode()
-    assert f"{MINUS}5%" in shown
-    assert f"{MINUS}1.0 pt" in shown
-    assert "2 x h100" in shown
+    assert all(words in shown for words in (f"{MINUS}5%", f"{MINUS}1.0 pt", "2 x h100"))
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_every_question_opens_a_valid_form_that_runs_to_its_end(
+    client, operator, make_instance, slo_class, monkeypatch, question
+):
+    """On the fleet of the database, whose busiest node, region and model are asked about."""
+    first, second = make_instance(), make_instance()
+    place = first.deployment
+    node = Node.objects.create(name="gpu-7", region=place.region, gpu_type=place.gpu_type, gpu_count=8)
+    type(first).objects.filter(pk__in=(first.pk, second.pk)).update(node=node)
+    length = {"median": 100.0, "p95": 300.0, "maximum": 800}
+    client_of = {"tenant": "acme", "model": place.model.name, "slo_class": slo_class.name, "requests_per_s": 2.0}
+    scenario = selectors.present_scenario() | {"demand": {"too_long": "clip", "duration_h": 0.2}}
+    scenario["clients"] = [client_of | {"prompt": length, "output": length}]
+    start = Start(kind="fleet", at=timezone.now(), scenario=scenario, arrivals={"kind": "clients"})
+    monkeypatch.setattr(building, "begun", lambda begin, horizon_s: start)
+    client.force_login(operator)
+    answer = client.get(f"{NEW}?ask={question}", follow=True)
+    assert "crit-text" not in answer.content.decode()
+    fields = dict(parse_qsl(answer.redirect_chain[-1][0].partition("?")[2]))
+    assert client.post(NEW, fields | {"horizon": "600", "seeds": "1"}).status_code == 302
+    row = rows.run_all(WhatIf.objects.get())
+    assert not [run.error for run in FutureSeed.objects.all() if run.error]
+    assert row.state == WhatIfState.DONE
+    first_of, second_of = row.futures.order_by("letter")
+    assert not first_of.changes
+    said = {
+        "region": "US East is lost",
+        "double": "2x demand",
+        "node": "node gpu-7 in US East is lost",
+        "model": "1.5x demand of",
+    }
+    assert second_of.name.startswith(said[question])
+    assert row.title == f"What if … {second_of.name}"
+    requests = [each["requests"]["mean"] for each in selectors.comparison(row)["futures"]]
+    assert (requests[1] > 1.2 * requests[0]) == (question in ("double", "model"))
+
+
+def test_a_question_that_the_fleet_has_no_answer_to_is_said_so(client, operator, begun):
+    assert "No node of the fleet has an instance that is ready." in page(client, operator, f"{NEW}?ask=node")
+
+
+def test_a_future_that_breaks_its_promises_is_asked_about_twice(client, operator, ran, deployment):
+    WhatIf.objects.update(start=ran.start | {"kind": "fleet"})
+    for run in FutureSeed.objects.filter(future__letter="B"):
+        for columns in run.result["columns"].values():
+            columns |= {"slo_met": 0.5, "missed": columns["judged"] // 2}
+        run.save()
+    text = page(client, operator, f"/what-if/{ran.pk}/?future=B")
+    doubt = "It keeps its promises in 0 of 2 repetitions (iw)"
+    assert f'id="doubt">{doubt}.' in text
+    assert 'name="anyway" value="yes" required' in text
+    assert "Misses a promise" in text
+    fields = {"future": "B", "reason": "to try it"}
+    refused = client.post(f"/what-if/{ran.pk}/plan/", fields, follow=True).content.decode()
+    assert f"{doubt}. It becomes the plan only if that is confirmed" in refused
+    assert not WhatIf.objects.get().plan
 
 
 def test_the_page_says_what_it_has_drawn_and_lines_of_futures_are_kept_fresh(acting, ran, live):
@@ -392,7 +463,9 @@ def test_the_page_says_what_it_has_drawn_and_lines_of_futures_are_kept_fresh(act
         mark = fragments.drawn_of(live.feed.latest(), f"what-if:{ran.pk}")
         text = acting.get(f"/what-if/{ran.pk}/").content.decode()
         assert mark in text
-        assert ("Done, 1 of 2 futures failed" in text) == ("failed: Seed 1: no instance fits" in text) == bool(error)
+        assert (
+            ("Done, 1 of 2 futures failed" in text) == ("failed: Repetition 1: no instance fits" in text) == bool(error)
+        )
         marks.add(mark)
     assert len(marks) == 2
     html = what_ifs.html(what_ifs.read(ran.pk) | {"state": "running"})

@@ -1,9 +1,11 @@
 """A what-if from an uploaded trace on two models: the form names what the trace lacks, and it runs to its end."""
 
+import json
+
 import pytest
 from django.core.exceptions import ValidationError
 
-from controlplane.console.pages.what_if.forms import start_of
+from controlplane.console.pages.what_if.forms import begin_of
 from controlplane.fleet.models import Deployment, PerformanceProfile
 from controlplane.simulation.whatif import selectors, services
 from controlplane.simulation.whatif.models import FutureSeed, WhatIf, WhatIfState
@@ -20,7 +22,7 @@ AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
 BURSTGPT = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n" + "".join(
     f"{at},{'GPT-4' if at % 4 else 'ChatGPT'},{80 + at % 9},{20 + at % 7},100,API log\n" for at in range(0, 300, 2)
 )
-FORM = {"start": "trace", "horizon": "600", "seeds": "1", "chosen": "yes", "preset": "reactive"}
+FORM = {"start": "trace", "horizon": "600", "seeds": "1", "chosen": "yes", "preset": "qlm"}
 OTHER = "mistral-7b"
 
 
@@ -86,9 +88,15 @@ def test_it_runs_to_its_end_from_the_page(client, operator, trace):
 @pytest.mark.django_db
 def test_names_of_the_trace_are_given_those_of_the_fleet(client, operator, two_models):
     trace = traces.upload("burst.csv", "burstgpt", BURSTGPT.encode(), operator)
-    answer = posted(client, operator, trace, models=f"GPT-4={OTHER}")
+
+    def named(**models):
+        begin = {"kind": "trace", "trace": trace.pk, "trace_keys": {"models": models}}
+        client.force_login(operator)
+        return client.post(NEW, FORM | {"advanced": json.dumps({"begin": begin})})
+
+    answer = named(**{"GPT-4": OTHER})
     assert "the trace&#x27;s model &#x27;ChatGPT&#x27; is none of" in answer.content.decode()
-    answer = posted(client, operator, trace, models=f"GPT-4={OTHER}, ChatGPT=llama-3.1-8b")
+    answer = named(**{"GPT-4": OTHER, "ChatGPT": "llama-3.1-8b"})
     assert answer.status_code == 302, answer.content.decode()
     row = WhatIf.objects.get()
     assert row.start["arrivals"]["models"] == {"GPT-4": OTHER, "ChatGPT": "llama-3.1-8b"}
@@ -133,4 +141,4 @@ def test_the_estimate_follows_speed_and_limit(trace):
     assert requests() == 30
     assert requests(speed=2.0) == 60
     assert requests(limit=7) == 7
-    assert start_of(entered(start="trace"))["trace"] == str(trace.pk)
+    assert begin_of(entered(start="trace"))["trace"] == str(trace.pk)

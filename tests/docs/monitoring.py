@@ -39,7 +39,7 @@ GROUPS = {
     ),
     "Capacity and cost": (
         *("pilothouse_demand_", "pilothouse_capacity_", "pilothouse_endpoint_gpus", "pilothouse_gpus"),
-        *("pilothouse_cost_", "pilothouse_deferred_", "pilothouse_deadline_"),
+        *("pilothouse_cost_", "pilothouse_deferred_", "pilothouse_deadline_", "pilothouse_region_loss_"),
     ),
     "Output lengths": ("pilothouse_length_",),
     "Jobs and parts": ("pilothouse_job_", "pilothouse_part_", "pilothouse_dead_tasks"),

@@ -1,5 +1,6 @@
 """A whole stack with emulated servers: a model is deployed by one form, and the plan of a what-if moves the fleet."""
 
+import json
 import os
 import re
 import signal
@@ -8,6 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import expect
@@ -138,13 +140,38 @@ def test_one_form_to_the_first_token(stack, open_page):
 
 
 @pytest.mark.gate
+def test_a_prompt_goes_through_the_gateway_and_its_decision_is_shown(stack, open_page):
+    page = signed_in(stack, open_page)
+    page.goto("/playground/")
+    page.get_by_label("Model", exact=True).fill(MOVED)
+    for stream in (True, False):
+        page.get_by_label("Stream the answer").set_checked(stream)
+        page.get_by_label("Max tokens").fill("40")
+        page.get_by_role("button", name="Send").click()
+        status = page.locator("[data-said]")
+        expect(status).to_contain_text("First token after" if stream else "Answered after", timeout=READY_WITHIN_MS)
+        expect(page.locator("[data-answer]")).not_to_be_empty()
+        expect(page.locator("[data-decision]")).to_contain_text("Predicted length")
+        expect(page.locator("[data-decision]")).to_contain_text(MOVED.replace(".", "-"))
+        keep(page, f"playground-{'stream' if stream else 'whole'}")
+    page.set_viewport_size(PHONE)
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    keep(page, "playground-phone")
+    assert violations(page) == []
+    page.get_by_role("link", name="Why this instance").click()
+    expect(page.get_by_role("heading", name="Why this instance")).to_be_visible()
+
+
+@pytest.mark.gate
 def test_a_plan_of_a_what_if_moves_an_instance(stack, open_page):
     """From the page through the gateway's fork and Celery to an emulated server that starts, by an admin, who may change
     bounds; no row is written by hand."""
     page = signed_in(stack, open_page)
-    page.goto("/what-if/new?horizon=600&seeds=1&chosen=yes&fleet_name=One%20more")
-    page.get_by_role("button", name="+ Tenant").click()
-    page.get_by_label("New tenants: Model").select_option(MOVED)
+    length = {"median": 150, "p95": 450}
+    tenant = {"tenant": "new", "model": MOVED, "slo_class": "interactive", "requests_per_s": 0.5}
+    tenant |= {"prompt": length, "output": length}
+    edits = quote(json.dumps({"edits": [{"kind": "tenant", "client": tenant}]}))
+    page.goto(f"/what-if/new?horizon=600&seeds=1&chosen=yes&advanced={edits}")
     page.get_by_role("button", name="+ Bound").click()
     page.get_by_label("Bounds: Model").select_option(MOVED)
     page.get_by_label("Bounds: Region").select_option("us-east")
@@ -158,10 +185,12 @@ def test_a_plan_of_a_what_if_moves_an_instance(stack, open_page):
     expect(run).to_contain_text("Done", timeout=READY_WITHIN_MS)
     page.keyboard.press("2")
     page.get_by_role("button", name="Make this the plan").click()
-    dialog = page.get_by_role("dialog", name="Make B, One more, the plan")
+    dialog = page.get_by_role("dialog", name=f"Make B, {MOVED} min")
+    for box in dialog.get_by_role("checkbox").all():  # asked twice where it keeps its promises seldom
+        box.check()
     dialog.get_by_label("Note").fill("one more for the evening")
     dialog.get_by_role("button", name="Make it the plan").click()
-    expect(page.locator(".choice")).to_contain_text("B became the plan on")
+    expect(page.locator(".choice")).to_contain_text("B became the plan, by")
     stack.says("shell", "-v", "0", "-c", APPROVE)
     until_s = time.monotonic() + READY_WITHIN_MS / 1000
     while int(stack.says("shell", "-v", "0", "-c", COUNT)) != before + 1:

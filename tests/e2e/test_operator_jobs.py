@@ -117,11 +117,3 @@ def test_what_moved_in_the_last_hour_and_why_takes_two_clicks(begin):
     recent = ScalingMove.objects.filter(at__gte=timezone.now() - timedelta(hours=1)).order_by("-pk")
     expect(page.locator("#moves-panel tbody tr")).to_have_count(recent.count())
     assert clicks(page) == 2
-
-
-@pytest.mark.gate
-def test_comparing_bundles_takes_one_click(begin):
-    page = begin("/")
-    go(page, "Scaling")
-    expect(page.locator("#nightly")).to_contain_text("what-if")
-    assert clicks(page) == 1

@@ -11,6 +11,7 @@ APPS = (
     *(("accounts",), ("events",), ("tuning",), ("jobs",), ("fleet",), ("lengths",), ("dispatch",), ("gateway",)),
     *(("batches", "applications"), ("usage",), ("simulation",), ("planning",), ("alerts",)),
     ("simulation.whatif",),  # its own app: it forks what plans are made of, and its result becomes one
+    ("planning.sizing",),  # it simulates what it plans, from the requests of a what-if's fork
     *(("experiments",), ("resources",), ("api", "console")),
 )
 # Every write is an event, so the apps below `events` write events too.

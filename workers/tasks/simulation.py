@@ -1,4 +1,4 @@
-"""Runs of what-ifs, the nightly one, and twin errors."""
+"""Runs of what-ifs, the nightly one, capacity plans, and twin errors."""
 
 import contextlib
 import logging
@@ -10,6 +10,7 @@ from django.conf import settings
 from django.utils import timezone
 
 from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.planning.sizing.services import LIMIT_S, supervise
 from controlplane.simulation.whatif import nightly, twin_errors, working
 from workers.celery import app
 from workers.tasks.planning import LONG_WORK, only_one, requested_work_waits
@@ -46,8 +47,8 @@ def run_future(self: Any) -> int | None:
 
 @app.task
 def look_after_what_ifs() -> int:
-    """Queue runs again that were lost, and send tasks again that no broker accepted; return how many."""
-    return working.supervise(timezone.now())
+    """Queue lost runs again, send tasks again that no broker accepted, and end lost capacity plans; return how many."""
+    return working.supervise(timezone.now()) + supervise(timezone.now())
 
 
 @app.task(soft_time_limit=working.LIMIT_S, time_limit=working.LIMIT_S + 20)
@@ -61,6 +62,30 @@ def nightly_what_if() -> int | None:
             return int(nightly.submit(now).pk)
         except (ActionError, ValueError) as error:
             logger.info("nightly what-if: %s", error)
+            return None
+
+
+@app.task(soft_time_limit=LIMIT_S, time_limit=LIMIT_S + 20)
+def plan_capacity(pk: int) -> None:
+    """Answer a capacity plan."""
+    from controlplane.planning.sizing.working import work
+
+    work(pk)
+
+
+@app.task(soft_time_limit=working.LIMIT_S, time_limit=working.LIMIT_S + 20)
+def nightly_region_loss() -> int | None:
+    """Lose each region in a simulation of the present fleet, when due; return the key of the verdicts."""
+    from controlplane.planning.sizing import survival
+
+    with only_one(LONG_WORK) as free:
+        now = timezone.now()
+        if not free or not survival.due(now) or requested_work_waits():
+            return None
+        try:
+            return int(survival.judge(now).pk)
+        except (ActionError, ValueError) as error:
+            logger.info("loss of a region: %s", error)
             return None
 
 

@@ -1,9 +1,11 @@
+from typing import Any
+
 import django.core.validators
 from django.db import migrations, models
 
 import controlplane.alerts.models
 
-RULES = {
+RULES: dict[str, dict[str, Any]] = {
     "SLO missed": {"condition": "slo_burn"},
     "Requests fail": {"condition": "errors", "for_s": 30},
     "Endpoint short or queue full": {"condition": "endpoint", "for_s": 30},
@@ -18,7 +20,7 @@ RULES = {
 """What is watched from the start; admins change, silence and delete these like their own."""
 
 
-def add_rules(apps, schema_editor):
+def add_rules(apps: Any, schema_editor: Any) -> None:
     rules = apps.get_model("alerts", "AlertRule").objects
     rules.filter(condition="slo_burn", threshold=None).update(threshold=14.4)
     watched = set(rules.filter(model="", active=True).exclude(condition="slo_burn").values_list("condition", flat=True))

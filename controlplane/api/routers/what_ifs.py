@@ -1,23 +1,22 @@
 """`/api/what-ifs`: simulated futures, their comparison, and adoption as a plan. Viewers read, operators decide."""
 
-from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
-from django.db.models import QuerySet
 from django.shortcuts import get_object_or_404
 from ninja import Field, File, Form, Query, Router, Schema, Status
 from ninja.files import UploadedFile
-from ninja.pagination import paginate
 
 from controlplane.accounts.models import Role
 from controlplane.api.callers import VIEWERS, ApiRequest
 from controlplane.api.errors import ApiError
-from controlplane.api.schemas import DecisionIn, Items, NewestFirst, Page, RowSchema, Strict
+from controlplane.api.resources import add_list, schema_of
+from controlplane.api.schemas import DecisionIn, Items, RowSchema, Strict
 from controlplane.fleet.lifecycle.states import ActionError
-from controlplane.rows import narrowed
+from controlplane.resources.resource import Column
+from controlplane.resources.what_ifs import WHAT_IFS
 from controlplane.simulation.whatif import plan, selectors, services
-from controlplane.simulation.whatif.models import TraceFile, WhatIf, WhatIfState
+from controlplane.simulation.whatif.models import TraceFile, WhatIf
 from controlplane.simulation.whatif.starts import traces
 from controlplane.simulation.whatif.starts.begin import Begin, start_of
 from scheduling.simulation.scenario import ScenarioError
@@ -45,70 +44,63 @@ class WhatIfIn(Strict):
     """Changes of demand shared by all futures."""
     futures: list[FutureIn] = []
     """Futures other than A (the present state); at most six."""
-    slo_target: float = 0.99
     scenario: dict[str, Any] | None = None
     """Scenario file (docs/plan/simulation.md) in JSON, simulated by itself with its own seed; traces and other files are not
     read. Leave out all else."""
 
 
-class WhatIfOut(RowSchema):
-    class Meta:
-        model = WhatIf
-        fields = (
-            "id", "title", "horizon_s", "warmup_s", "seeds", "created_at", "submitted_at", "started_at", "ended_at",
-            "slo_target", "nightly",
-        )  # fmt: skip
-
-    requested_by: str | None = Field(None, alias="requested_by.username", description="Null once the user is deleted.")
-    state: WhatIfState
-
-
-class WhatIfDetail(WhatIfOut):
-    begin: dict[str, Any]
-    """Kind, time and remarks of the starting point."""
-    edits: list[dict[str, Any]]
-    futures: list[dict[str, Any]]
-    """Letter, name, changes, changes in words, and warnings against it as the plan."""
-    progress: dict[str, Any]
-    """As in the live topic `what-if:ID`: state, done, eta_s, and a row for each future."""
-    plan: dict[str, Any]
-    """Plan made from the chosen future; empty for none."""
-    result: dict[str, Any] | None
-    """Of a scenario, when done: measures, hours, counters, moves and plans (the first 5,000 of each)."""
-
-    @staticmethod
-    def resolve_result(row: WhatIf) -> dict[str, Any] | None:
-        if row.start.get("kind") != "scenario":
-            return None
-        result: dict[str, Any] | None = row.futures.all()[0].runs.all()[0].result.get("simulated")
-        return result
-
-    @staticmethod
-    def resolve_begin(row: WhatIf) -> dict[str, Any]:
-        return {name: row.start.get(name) for name in ("kind", "at", "remarks")}
-
-    @staticmethod
-    def resolve_futures(row: WhatIf) -> list[dict[str, Any]]:
-        return [
-            {
-                "letter": each.letter,
-                "name": each.name,
-                "changes": each.changes,
-                "words": selectors.changes_in_words(row, each),
-                "warnings": plan.warnings(row, each) if row.start.get("kind") == "fleet" else [],
-            }
-            for each in row.futures.all()
-        ]
-
-    @staticmethod
-    def resolve_progress(row: WhatIf) -> dict[str, Any]:
-        return selectors.progress(row.pk) or {}
+def _futures(row: WhatIf) -> list[dict[str, Any]]:
+    return [
+        {
+            "letter": each.letter,
+            "name": each.name,
+            "changes": each.changes,
+            "words": selectors.changes_in_words(row, each),
+            "warnings": plan.warnings(row, each) if row.start.get("kind") == "fleet" else [],
+        }
+        for each in row.futures.all()
+    ]
 
 
-class WhatIfQuery(Schema):
-    state: WhatIfState | None = None
-    since: datetime | None = None
-    nightly: bool | None = None
+def _result(row: WhatIf) -> dict[str, Any] | None:
+    if row.start.get("kind") != "scenario":
+        return None
+    result: dict[str, Any] | None = row.futures.all()[0].runs.all()[0].result.get("simulated")
+    return result
+
+
+WhatIfOut = schema_of(WHAT_IFS, "WhatIfOut")
+WhatIfDetail = schema_of(
+    WHAT_IFS,
+    "WhatIfDetail",
+    "",
+    Column(
+        "begin",
+        source=lambda row: {name: row.start.get(name) for name in ("kind", "at", "remarks")},
+        type=dict[str, Any],
+        about="Kind, time and remarks of the starting point.",
+    ),
+    Column("edits", type=list[dict[str, Any]], about="Changes that all futures share."),
+    Column(
+        "futures",
+        source=_futures,
+        type=list[dict[str, Any]],
+        about="Letter, name, changes, changes in words, and warnings against it as the plan.",
+    ),
+    Column(
+        "progress",
+        source=lambda row: selectors.progress(row.pk) or {},
+        type=dict[str, Any],
+        about="As in the live topic `what-if:ID`: state, done, eta_s, and a row for each future.",
+    ),
+    Column("plan", type=dict[str, Any], about="Plan made from the chosen future; empty for none."),
+    Column(
+        "result",
+        source=_result,
+        type=dict[str, Any] | None,
+        about="Of a scenario, when done: measures, hours, counters, moves and plans (the first 5,000 of each).",
+    ),
+)
 
 
 class Target(StrEnum):
@@ -129,10 +121,13 @@ class WhatIfChange(Strict):
 class PlanIn(DecisionIn):
     future: str = Field(max_length=1)
     """Letter of the future."""
+    anyway: bool = False
+    """Also if it breaks its promises in most of its seeds."""
 
 
 class ComparisonQuery(Schema):
-    scope: str = selectors.ALL
+    slo_class: str = ""
+    """Whose requests are compared; by default the class that does worst against its own target as things are now."""
 
 
 class TraceOut(RowSchema):
@@ -157,10 +152,7 @@ def ask_what_if(request: ApiRequest, body: WhatIfIn) -> Status[WhatIf]:
     return Status(202, services.ask(values, futures, user))
 
 
-@router.get("/what-ifs", response=Page[WhatIfOut])
-@paginate(NewestFirst)
-def list_what_ifs(request: ApiRequest, query: Query[WhatIfQuery]) -> QuerySet[WhatIf]:
-    return narrowed(selectors.what_ifs(), state=query.state, created_at__gte=query.since, nightly=query.nightly)
+add_list(router, WHAT_IFS, WhatIfOut, "What-ifs, newest first, replays of the ledger among them.")
 
 
 @router.get("/what-ifs/{int:number}", response=WhatIfDetail)
@@ -193,23 +185,23 @@ def delete_what_if(request: ApiRequest, number: int) -> Status[None]:
 
 @router.get("/what-ifs/{int:number}/comparison", response=dict[str, Any])
 def compare_futures(request: ApiRequest, number: int, query: Query[ComparisonQuery]) -> dict[str, Any]:
-    """Compare the futures with 95% intervals, and the first decision of each that differs from those of A.
+    """Compare the futures with 95% intervals. A verdict is on the promises of all classes.
 
-    `scope`: all, interactive. `curves`, by letter: ttft_p95_ms by
-    SLO class at `until_s`, and ready instances by `MODEL REGION` at `t_s`.
+    `curves`, by letter: ttft_p95_ms by SLO class at `until_s`, and ready instances by `MODEL REGION` at `t_s`.
     """
     row = _row(number)
-    return {**selectors.comparison(row, query.scope), "curves": selectors.curves(row)}
+    return {**selectors.comparison(row, query.slo_class), "curves": selectors.curves(row)}
 
 
 @router.post("/what-ifs/{int:number}/plan", response=WhatIfDetail)
 def make_what_if_plan(request: ApiRequest, number: int, body: PlanIn) -> WhatIf:
     """Make a future the plan: its policies and bounds apply, its instances are proposed as plans to approve.
 
-    The `warnings` of a future in the detail say what speaks against it.
+    The `warnings` of a future in the detail say what speaks against it. 409 if it breaks its promises in most of its
+    seeds, unless `anyway`.
     """
     user = request.auth.require(Role.OPERATOR)
-    return plan.make_plan(_row(number), body.future, user, body.reason)
+    return plan.make_plan(_row(number), body.future, user, body.reason, anyway=body.anyway)
 
 
 @router.get("/what-if-traces", response=Items[TraceOut])

@@ -17,6 +17,7 @@ from controlplane.alerts.selectors import Unresolved, open_of
 from controlplane.console.formats import FORMATS
 from controlplane.console.live import (
     batches,
+    capacity,
     held_work,
     queues,
     tiles,
@@ -53,7 +54,7 @@ BADGES: Final = {
     "system": ("in trouble", (Condition.JOB,)),
 }
 """Open alerts that the navigation counts: by section, their word and their conditions."""
-SHOWN: Final = 8
+SHOWN: Final = 5
 """Of the attention list."""
 
 
@@ -176,6 +177,7 @@ TOPICS: Final[dict[str, tuple[Callable[[LiveState, str], Html], Drawn]]] = {
         lambda state, _: [[row["state"] for row in rows] for rows in state.system().values()],
     ),
     "events": (lambda state, _: {}, lambda state, _: state.newest_event_id),
+    "capacity": (lambda _, number: capacity.html(int(number)), lambda _, number: capacity.drawn(int(number))),
     "what-if": (lambda state, number: what_ifs.html(state.what_ifs.get(int(number))), _drawn_what_if),
 }
 """Fragments and marks by topic (the part before the colon)."""
@@ -183,7 +185,9 @@ TOPICS: Final[dict[str, tuple[Callable[[LiveState, str], Html], Drawn]]] = {
 
 def is_topic(topic: str) -> bool:
     kind, _, subject = topic.partition(":")
-    return kind in TOPICS and len(subject) <= 200 and (kind != "what-if" or what_ifs.is_number(subject))
+    return (
+        kind in TOPICS and len(subject) <= 200 and (kind not in ("what-if", "capacity") or what_ifs.is_number(subject))
+    )
 
 
 def html_of(state: LiveState, topic: str) -> Html:

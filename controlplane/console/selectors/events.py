@@ -13,7 +13,7 @@ from controlplane.fleet.models import Deployment, Instance
 SIGN_INS = "sign_in"
 STEP = "instance.moved"
 REQUESTS = tuple(f"instance.{verb}_requested" for verb in ("start", "stop", "sleep", "wake"))
-ROUTINE = (STEP, *REQUESTS)
+ROUTINE = (STEP, "plan.in_force", *REQUESTS)
 """Steps that follow from a decision; shown as news only if a person took them, or on failure."""
 
 

@@ -28,7 +28,7 @@ for written in (
     *(formats.count, formats.amount, formats.quantity, formats.gib, formats.gigabytes),
     *(formats.milliseconds, formats.seconds, formats.percent, formats.percent_fine, formats.goal),
     *(formats.times, formats.duration, formats.clock, formats.period, formats.usd, formats.usd_fine),
-    *(formats.usd_signed, formats.signed, formats.slack, formats.hour),
+    *(formats.usd_signed, formats.percent_signed, formats.points_signed, formats.signed, formats.slack, formats.hour),
 ):
     register.filter(written.__name__, written)
 register.filter("title_of", title_of)

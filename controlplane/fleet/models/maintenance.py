@@ -24,7 +24,7 @@ class MaintenanceQuerySet(models.QuerySet["Maintenance"]):
 
     def ending_after(self, at: datetime) -> "MaintenanceQuerySet":
         """Windows that ended, or will, after *at*."""
-        return self.alias(ends_at=Coalesce("ended_at", "until")).filter(ends_at__gt=at)
+        return self.alias(over_at=Coalesce("ended_at", "until")).filter(over_at__gt=at)
 
     def under_way(self) -> "MaintenanceQuerySet":
         return self.open().exclude(begun_at=None)

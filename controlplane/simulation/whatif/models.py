@@ -45,9 +45,6 @@ class WhatIf(models.Model):
     started_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)
     ended_by = models.CharField(max_length=120, blank=True, help_text="Who cancelled it.")
-    slo_target = models.FloatField(
-        default=0.99, validators=[MinValueValidator(0), MaxValueValidator(1)], help_text="Share that must meet it."
-    )
     twin_error = models.JSONField(
         default=dict, blank=True, help_text="Of the simulation against what was measured, when it was made."
     )
@@ -69,7 +66,6 @@ class Future(models.Model):
     letter = models.CharField(max_length=1, choices=[(letter, letter) for letter in LETTERS])
     name = models.CharField(max_length=80)
     changes = models.JSONField(default=list, blank=True, help_text="As `changes`; none for A.")
-    first_difference = models.TextField(blank=True, help_text="First decision that differs from that of A, in words.")
 
     class Meta:
         ordering = ["what_if", "letter"]
@@ -93,9 +89,6 @@ class FutureSeed(models.Model):
     ended_at = models.DateTimeField(null=True, blank=True)
     result = models.JSONField(default=dict, blank=True, help_text="Columns of the comparison, by scope.")
     curves = models.BinaryField(null=True, blank=True, help_text="TTFT and what changed over time: JSON, compressed.")
-    log = models.BinaryField(
-        null=True, blank=True, help_text="Who served each request, compressed; of the first seed, until compared."
-    )
     error = models.TextField(blank=True)
 
     class Meta:
@@ -125,6 +118,10 @@ class TraceFile(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def about(self) -> str:
+        return f"{self.name}: {self.requests:,} requests over {self.span_s / 60:,.3g} min, numbers read as {self.unit}"
 
 
 class TwinError(models.Model):

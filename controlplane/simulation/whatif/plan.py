@@ -4,6 +4,7 @@ Policies and bounds change at once, if the user may change them. Instances are p
 an operator approves as any other plan. One event records everything, with what was before.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -27,6 +28,7 @@ from controlplane.simulation.whatif.changes.applying import parsed
 from controlplane.simulation.whatif.changes.policies import PolicyChange
 from controlplane.simulation.whatif.changes.supply import BoundsChange
 from controlplane.simulation.whatif.models import Future, WhatIf
+from controlplane.simulation.whatif.services import MAX_SEEDS
 from scheduling.bundles import BUNDLES
 
 PARTS: Final = {
@@ -38,6 +40,8 @@ PARTS: Final = {
     "release": "NIW_RELEASE",
 }
 """Column of each part of a change of policy."""
+MORE_SEEDS: Final = 5
+"""To add where no number of repetitions is known to decide."""
 SOON_S: Final = 900.0
 """Instances are proposed that the future has ready this many seconds from now."""
 COMPARED: Final = ("routing", "ordering", "strategy", "forecaster", "min_instances", "max_instances")
@@ -76,6 +80,42 @@ def check_rights(wanted: PlanChanges, actor: User) -> None:
     """Raise ActionError if *actor* may not make the changes."""
     if wanted.bounds and actor.fleet_role() != Role.ADMIN:
         raise ActionError("Bounds are changed by an admin.")
+
+
+def needs_of(one: dict[str, Any], what: str) -> str:
+    """Say how many repetitions would make sure *what* (delta, verdict) is, of the future *one* of a comparison."""
+    if one["seeds_done"] < 2:
+        return "one repetition decides nothing"
+    needed = one["decides"][what]
+    return f"{MAX_SEEDS} repetitions would not decide" if needed is None else f"{needed} repetitions would decide"
+
+
+def more_of(futures: Sequence[dict[str, Any]]) -> int:
+    """Return how many repetitions to add to a comparison's *futures*: those that decide what can be decided, else a few."""
+    seeds: int = futures[0]["seeds"]
+    needed: int = max((each for one in futures for each in one["decides"].values() if each is not None), default=0)
+    return needed - seeds if needed > seeds else min(MORE_SEEDS, MAX_SEEDS - seeds)
+
+
+def review(row: WhatIf, one: dict[str, Any], actor: User) -> dict[str, Any]:
+    """Return what becomes of the fleet if the future *one* of a comparison is the plan, why it cannot be, else what speaks
+    against it, and the doubt that has to be confirmed."""
+    future = row.futures.get(letter=one["letter"])
+    why = "" if one["seeds_done"] == one["seeds"] else "It can become the plan once all its repetitions are done."
+    why = why if one["changes"] else "As now needs no plan."
+    if row.start.get("kind") != "fleet":
+        why = "Only a what-if that began from the live fleet can become a plan."
+    try:
+        asked = wanted(row, future)
+        check_rights(asked, actor)
+    except ActionError as refusal:
+        return {"becomes": [("In it", text) for text in one["changes"]], "why_not": why or str(refusal)}
+    becomes = [("Changes", text) for text in one["changes"] if text not in asked.assumed]
+    becomes += [("Assumed", text) for text in [*selectors.edits_in_words(row), *asked.assumed]]
+    if why:
+        return {"becomes": becomes, "why_not": why}
+    becomes.append(("Instances", "proposed as plans, which an operator approves"))
+    return {"becomes": becomes, "can_become": True, "warnings": warnings(row, future), "doubt": doubt_of(one)}
 
 
 def _values(change: PolicyChange) -> dict[str, Any]:
@@ -117,9 +157,17 @@ def warnings(row: WhatIf, future: Future) -> list[str]:
     one = next((each for each in selectors.comparison(row)["futures"] if each["letter"] == future.letter), None)
     if one and one["unranked"]:
         texts.append(f"{future.letter} is not ranked. {one['unranked']}")
-    if one and one["seeds_done"] and not one["holds"]:
-        texts.append(f"{future.letter} misses its target of {100 * row.slo_target:g}% in all {one['seeds_done']} seeds")
+    if one and (doubt := doubt_of(one)):
+        texts.append(f"{future.letter}: {doubt}")
     return texts
+
+
+def doubt_of(one: dict[str, Any]) -> str:
+    """Say how seldom the future *one*, of a comparison, keeps its promises; empty if it does in half of its repetitions."""
+    if one["promised"] <= 2 * one["holds"]:
+        return ""
+    broken = f" ({', '.join(one['breaks'])})" if one["breaks"] else ""
+    return f"It keeps its promises in {one['holds']} of {one['promised']} repetitions{broken}"
 
 
 def _endpoints(values: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
@@ -136,16 +184,20 @@ def _endpoints(values: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 @transaction.atomic
-def make_plan(row: WhatIf, letter: str, actor: User, note: str = "") -> WhatIf:
+def make_plan(row: WhatIf, letter: str, actor: User, note: str = "", *, anyway: bool = False) -> WhatIf:
     """Make the future *letter* of *row* the plan: one event records what was before, by which an operator can undo it.
 
-    Raises ActionError if it is not done, if a model is no longer served, or if it changes bounds and *actor* may not;
-    ValidationError as the services of planning and of the inventory.
+    Raises ActionError if it is not done, if it breaks its promises in most repetitions and that is not wanted *anyway*, if a
+    model is no longer served, or if it changes bounds and *actor* may not; ValidationError as the services of planning and
+    of the inventory.
     """
     row = WhatIf.objects.select_for_update().get(pk=row.pk)
     future = row.futures.filter(letter=letter).first()
     if future is None or future.runs.filter(state="done").count() < row.seeds:
         raise ActionError(f"Future {letter} is not done.")
+    one = next(each for each in selectors.comparison(row)["futures"] if each["letter"] == letter)
+    if not anyway and (doubt := doubt_of(one)):
+        raise ActionError(f"{doubt}. It becomes the plan only if that is confirmed (`anyway`).")
     asked, warned = wanted(row, future), warnings(row, future)
     check_rights(asked, actor)
     before: dict[str, Any] = {"values": {}, "bounds": {}}

@@ -1,15 +1,16 @@
 """Reads of what-ifs: lists, progress, and the comparison of their futures."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from math import ceil
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from django.db.models import Count, Q, QuerySet
 from django.utils import timezone
 
+from controlplane.fleet.attainment import Attainment, together, worst
 from controlplane.planning.plans import inventory
 from controlplane.planning.scenario import scenario_of
 from controlplane.simulation.selectors import ledger_rows
@@ -19,14 +20,15 @@ from controlplane.simulation.whatif.models import Future, FutureSeed, WhatIf, Wh
 from controlplane.simulation.whatif.results import curves_of
 from controlplane.simulation.whatif.timing import remaining_s
 from scheduling.simulation.measures import results as measures
-from scheduling.simulation.measures.comparison import Interval, of_shares, over_seeds, verdicts
+from scheduling.simulation.measures.comparison import Interval, Verdict, of_shares, over_seeds, to_decide, verdicts
+from scheduling.simulation.measures.comparison import verdict as verdict_of
+from scheduling.simulation.scenario.policies import SloClassOf
 
 ALL: Final = "all"
 NOT_RANKED: Final = "Not ranked"
-HEAVY: Final = ("curves", "log")
 COLUMNS: Final = (
-    "ttft_p50_ms", "ttft_p95_ms", "ttft_p99_ms", "cost_usd", "cost_usd_per_h", "instance_hours", "queue_peak",
-    "goodput_tokens_per_s", "missed", "judged", "requests",
+    "ttft_p50_ms", "ttft_p95_ms", "ttft_p99_ms", "cost_usd", "cost_usd_per_h", "instance_hours", "queue_peak", "missed",
+    "judged", "requests",
 )  # fmt: skip
 RECENT: Final = timedelta(hours=1)
 """Of the ledger, by which round trips are known."""
@@ -59,7 +61,7 @@ def progress(pk: int) -> dict[str, Any] | None:
     row = WhatIf.objects.defer("start").filter(pk=pk).first()
     if row is None:
         return None
-    runs = FutureSeed.objects.filter(future__what_if=pk).defer("result", *HEAVY)
+    runs = FutureSeed.objects.filter(future__what_if=pk).defer("result", "curves")
     of: defaultdict[int, list[FutureSeed]] = defaultdict(list)
     for run in runs:
         of[run.future_id].append(run)
@@ -106,7 +108,7 @@ def _future_progress(future: Future, runs: Sequence[FutureSeed]) -> dict[str, An
         "took_s": round(
             sum((run.ended_at - run.started_at).total_seconds() for run in runs if run.ended_at and run.started_at), 1
         ),
-        "error": next((f"Seed {run.seed}: {run.error}" for run in runs if run.error), ""),
+        "error": next((f"Repetition {run.seed}: {run.error}" for run in runs if run.error), ""),
     }
 
 
@@ -147,66 +149,128 @@ def _in_words(row: WhatIf, changes: list[dict[str, Any]], where: str) -> list[st
         return [f"Cannot be: {error}"]
 
 
-def comparison(row: WhatIf, scope: str = ALL) -> dict[str, Any]:
+def targets_of(row: WhatIf) -> dict[str, float]:
+    """Return the share of requests for which each class that promises something is to keep its promise."""
+    classes = row.start.get("scenario", {}).get("classes", {})
+    known = {name: SloClassOf.model_validate(one) for name, one in classes.items()}
+    return {
+        name: one.percentile / 100
+        for name, one in known.items()
+        if any((one.ttft_ms, one.itl_ms, one.e2e_ms, one.deadline_s))
+    }
+
+
+class OfClass(NamedTuple):
+    """Promises of one class kept in one future: shares by repetition, their interval with the simulator's error."""
+
+    shares: list[float]
+    interval: Interval | None
+    verdict: Verdict
+
+
+def comparison(row: WhatIf, slo_class: str = "") -> dict[str, Any]:
     """Compare the futures of *row* by their finished seeds: `futures`, a row each.
 
-    *scope*: all, interactive. A future's row: letter, name, changes, seeds_done, seeds, slo_met and other columns as
-    {mean, low, high, delta} (delta: paired with A, seed by seed), verdict, unranked (why it is not), first_difference, holds
-    (seeds that met the target), runs (see `_runs`). None where nothing is known yet.
+    Requests are those of *slo_class*, by default of the class that does worst against its own target as things are now;
+    `all` counts every class, without a target. A future's row: letter, name, changes, seeds_done, seeds, slo_met and other
+    columns as {mean, low, high, delta, delta_low, delta_high} (delta: paired with A, seed by seed), verdict on the promises
+    of all classes, breaks (classes whose promise it does not surely keep), holds and promised (seeds in which every class
+    kept its promise, and seeds with a promise), decides (seeds in all after which the `delta` of slo_met, and the
+    `verdict`, would be sure; null: more than can be run), unranked (why it is not ranked), runs (see `_runs`). None
+    where nothing is known yet.
     """
-    futures = list(row.futures.all())
-    results = _results(row)
-    scoped = {
-        letter: {seed: result["columns"][scope] for seed, result in of.items() if scope in result["columns"]}
-        for letter, of in results.items()
-    }
+    futures, targets, results = list(row.futures.all()), targets_of(row), _results(row)
+    of_class = slo_class or _worst(results, targets) or ALL
     met_error, ttft_error = (float(row.twin_error.get(name, 0.0)) for name in ("slo_met", "ttft_p95"))
-    slo = {letter: _slo_met(of, met_error) if of else None for letter, of in scoped.items()}
-    means = {letter: float(np.mean([each["cost_usd"] for each in of.values()])) for letter, of in scoped.items() if of}
-    unranked = {
-        letter: next((why for each in of.values() if (why := each.get("unranked"))), "")
+    promises = {letter: _promises(list(of.values()), targets, met_error) for letter, of in results.items()}
+    cost, unranked = dict[str, float](), dict[str, str]()
+    for letter, of in results.items():
+        cost[letter] = float(np.mean([each["columns"][ALL]["cost_usd"] for each in of.values()]))
+        unranked[letter] = next((why for each in of.values() if (why := each.get("unranked"))), "")
+    done = [letter for letter, of in results.items() if len(of) == row.seeds and not unranked[letter]]
+    verdict = verdicts({letter: [one.verdict for one in promises[letter].values()] for letter in sorted(done)}, cost)
+    scoped = {
+        letter: {seed: each["columns"][of_class] for seed, each in of.items() if of_class in each["columns"]}
         for letter, of in results.items()
     }
-    done = {
-        future.letter
-        for future in futures
-        if len(scoped.get(future.letter, {})) == row.seeds and not unranked[future.letter]
-    }
-    judged = verdicts({letter: slo[letter] for letter in sorted(done)}, means, row.slo_target)
+    first = next((list(of.values()) for _, of in sorted(results.items())), [])
+    requests = round(float(np.mean([each["columns"][ALL]["requests"] for each in first]))) if first else None
     rows = []
     for future in futures:
-        own, base = scoped.get(future.letter, {}), scoped.get("A", {})
-        said = NOT_RANKED if unranked.get(future.letter) else f"{len(own)} of {row.seeds} seeds"
+        letter, own, base = future.letter, scoped.get(future.letter, {}), scoped.get("A", {})
+        kept, ended = promises.get(letter, {}), results.get(letter, {})
+        said = NOT_RANKED if unranked.get(letter) else f"{len(ended)} of {row.seeds} repetitions"
+        by_seed = [
+            all(met) for met in zip(*(_kept(ended, name, target) for name, target in targets.items()), strict=True)
+        ]
+        close = [name for name, one in kept.items() if one.verdict == Verdict.CLOSE]
+        needed = (to_decide(kept[name].shares, targets[name], met_error) for name in close)
+        settled = [each for each in needed if each is not None]
         entry: dict[str, Any] = {
-            "letter": future.letter,
+            "letter": letter,
             "name": future.name,
             "changes": changes_in_words(row, future),
-            "first_difference": future.first_difference,
-            "seeds_done": len(own),
+            "seeds_done": len(ended),
             "seeds": row.seeds,
-            "verdict": str(judged[future.letter]) if future.letter in judged else said,
-            "unranked": unranked.get(future.letter, ""),
-            "holds": sum(each["slo_met"] is not None and each["slo_met"] >= row.slo_target for each in own.values()),
-            "slo_met": _shown(slo.get(future.letter), _delta(own, base, "slo_met")),
-            "runs": _runs(list(results.get(future.letter, {}).values())),
+            "verdict": str(verdict.get(letter, said)),
+            "breaks": [name for name, one in kept.items() if one.verdict in (Verdict.MISSES, Verdict.CLOSE)],
+            "unranked": unranked.get(letter, ""),
+            "holds": sum(by_seed),
+            "promised": len(by_seed) if any(one.shares for one in kept.values()) else 0,
+            "decides": {
+                "delta": to_decide(_differences(own, base, "slo_met")) if letter != "A" else None,
+                "verdict": max(settled, default=None) if len(settled) == len(close) else None,
+            },
+            "slo_met": _shown(_slo_met(list(own.values()), met_error), _differences(own, base, "slo_met")),
+            "runs": _runs(list(ended.values())),
         }
         for name in COLUMNS:
             interval = over_seeds([_known(each[name]) for each in own.values()])
             if interval is not None and name.startswith("ttft"):
                 interval = interval.widened(ttft_error * interval.mean, 0.0)
-            entry[name] = _shown(interval, _delta(own, base, name))
+            entry[name] = _shown(interval, _differences(own, base, name))
         rows.append(entry)
     return {
-        "scope": scope,
-        "target": row.slo_target,
+        "slo_class": of_class,
+        "targets": targets,
+        "target": targets.get(of_class),
+        "requests": requests,
         "twin_error": row.twin_error,
         "futures": rows,
     }
 
 
-def _slo_met(of: dict[int, dict[str, Any]], error: float) -> Interval | None:
-    judged = [each["judged"] for each in of.values()]
-    interval = of_shares([each["judged"] - each["missed"] for each in of.values()], judged)
+def _worst(results: Mapping[str, Mapping[int, dict[str, Any]]], targets: Mapping[str, float]) -> str:
+    """Return the class that does worst against its target in the first future with a result, as Overview's tile does."""
+    for _, of in sorted(results.items()):
+        columns = [(name, each["columns"][name]) for each in of.values() for name in targets if name in each["columns"]]
+        sums = together(
+            Attainment(name, one["judged"] - one["missed"], one["judged"], targets[name]) for name, one in columns
+        )
+        if (one := worst(sums.values())) is not None:
+            return one.slo_class
+    return ""
+
+
+def _promises(results: Sequence[dict[str, Any]], targets: Mapping[str, float], error: float) -> dict[str, OfClass]:
+    """Return what became of the promises of each class in the *results* of one future."""
+    made = {}
+    for name, target in targets.items():
+        own = [each["columns"][name] for each in results if name in each["columns"]]
+        interval = _slo_met(own, error)
+        shares = [each["slo_met"] for each in own if each["slo_met"] is not None]
+        made[name] = OfClass(shares, interval, verdict_of(interval, target))
+    return made
+
+
+def _kept(results: Mapping[int, dict[str, Any]], name: str, target: float) -> list[bool]:
+    """Return for each repetition whether the class *name* kept its promise, or was asked for nothing."""
+    shares = [each["columns"].get(name, {}).get("slo_met") for each in results.values()]
+    return [share is None or share >= target for share in shares]
+
+
+def _slo_met(of: Sequence[dict[str, Any]], error: float) -> Interval | None:
+    interval = of_shares([each["judged"] - each["missed"] for each in of], [each["judged"] for each in of])
     return None if interval is None else interval.widened(error, 0.0, 1.0)
 
 
@@ -242,17 +306,19 @@ def _known(value: float | None) -> float:
     return float("nan") if value is None else float(value)
 
 
-def _delta(own: dict[int, dict[str, Any]], base: dict[int, dict[str, Any]], name: str) -> float | None:
-    """Return the mean difference from A over the seeds that both have."""
-    pairs = [(own[seed][name], base[seed][name]) for seed in own.keys() & base.keys()]
-    known = [one - other for one, other in pairs if one is not None and other is not None]
-    return float(np.mean(known)) if known else None
+def _differences(own: dict[int, dict[str, Any]], base: dict[int, dict[str, Any]], name: str) -> list[float]:
+    """Return the differences from A over the seeds that both have."""
+    pairs = [(own[seed][name], base[seed][name]) for seed in sorted(own.keys() & base.keys())]
+    return [one - other for one, other in pairs if one is not None and other is not None]
 
 
-def _shown(interval: Interval | None, delta: float | None) -> dict[str, float | None] | None:
+def _shown(interval: Interval | None, differences: Sequence[float]) -> dict[str, float | None] | None:
     if interval is None:
         return None
-    values = {"mean": interval.mean, "low": interval.low, "high": interval.high, "delta": delta}
+    delta = over_seeds(differences)
+    values = {name: getattr(interval, name) for name in ("mean", "low", "high")}
+    for end, name in (("", "mean"), ("_low", "low"), ("_high", "high")):
+        values[f"delta{end}"] = None if delta is None else getattr(delta, name)
     return {name: None if value is None else round(value, 6) for name, value in values.items()}
 
 
@@ -290,15 +356,15 @@ def _ready(own: list[dict[str, Any]]) -> dict[str, Any]:
 
 # Tables for files
 
-STATISTICS: Final = ("mean", "low", "high", "delta")
+STATISTICS: Final = ("mean", "low", "high", "delta", "delta_low", "delta_high")
 NUMBERS: Final = ("slo_met", *COLUMNS)
 FUTURES_HEADER: Final = (
     "future", "name", "changes", "seeds_done", "verdict", *(f"{name}_{each}" for name in NUMBERS for each in STATISTICS),
 )  # fmt: skip
 
 
-def futures(row: WhatIf, scope: str = ALL) -> Iterator[tuple[Any, ...]]:
+def futures(row: WhatIf, slo_class: str = "") -> Iterator[tuple[Any, ...]]:
     """Yield one row a future, by FUTURES_HEADER."""
-    for each in comparison(row, scope)["futures"]:
+    for each in comparison(row, slo_class)["futures"]:
         numbers = [(each[name] or {}).get(statistic) for name in NUMBERS for statistic in STATISTICS]
         yield each["letter"], each["name"], "; ".join(each["changes"]), each["seeds_done"], each["verdict"], *numbers

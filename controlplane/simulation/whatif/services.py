@@ -13,12 +13,13 @@ from controlplane.accounts.models import User
 from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.simulation.whatif import working
+from controlplane.simulation.whatif.asking import AS_NOW, title_of
 from controlplane.simulation.whatif.changes.applying import parsed
 from controlplane.simulation.whatif.changes.base import ChangeError
 from controlplane.simulation.whatif.changes.presets import PRESETS
 from controlplane.simulation.whatif.models import LETTERS, Future, FutureSeed, WhatIf, WhatIfState
 from controlplane.simulation.whatif.start import MAX_REQUESTS, Start
-from controlplane.simulation.whatif.starts.nodes import with_instances
+from controlplane.simulation.whatif.starts.nodes import resolved
 from controlplane.simulation.whatif.starts.traces import misfits
 from controlplane.simulation.whatif.timing import expected
 from controlplane.simulation.whatif.twin_errors import fleet_error
@@ -27,7 +28,6 @@ from scheduling.simulation.scenario.file import check_scenario
 from scheduling.simulation.staging import SOURCE
 from scheduling.simulation.staging.applications import expected_calls
 
-AS_NOW: Final = "As now"
 MAX_KEPT: Final = 200
 """Maximum stored what-ifs; older ended ones are deleted, except those that became a plan."""
 MAX_OPEN: Final = 10
@@ -36,26 +36,30 @@ MAX_HORIZON_S: Final = 7 * 86_400.0
 MAX_INSTANCES: Final = 2_000
 MAX_BYTES: Final = 256 * 1024
 """Maximum size of a scenario simulated by itself."""
-FIELDS: Final = ("title", "start", "horizon_s", "warmup_s", "seeds", "edits", "slo_target", "asked", "nightly")
+FIELDS: Final = ("title", "start", "horizon_s", "warmup_s", "seeds", "edits", "asked", "nightly")
 
 
 @transaction.atomic
 def write(values: Mapping[str, Any], futures: Sequence[Mapping[str, Any]], actor: User | str) -> WhatIf:
     """Create a what-if for `submit`: *values* of FIELDS, and *futures* other than A as {name, changes}.
 
-    Raises ValidationError for more futures than letters.
+    Raises ValidationError for more futures than letters, or an unknown graph.
     """
     if len(futures) >= len(LETTERS):
         raise ValidationError({"futures": f"{len(futures)} besides A; {len(LETTERS) - 1} are the most."})
     row = WhatIf(requested_by=_user(actor), **{name: values[name] for name in FIELDS if name in values})
-    scenario = row.start.get("scenario", {})
-    row.edits = with_instances(row.edits, scenario)
-    row.title = (row.title or "What if …")[:160]
+    scenario, given = row.start.get("scenario", {}), [{"name": AS_NOW}, *futures]
+    try:
+        row.edits, *changes = [
+            resolved(each, scenario) for each in (row.edits, *(one.get("changes", []) for one in given))
+        ]
+    except ChangeError as error:
+        raise ValidationError({error.field: error.what}) from error
+    row.title = row.title[:160] or title_of(scenario, row.edits, futures)
     row.full_clean(exclude=["requested_by"])
     row.save()
-    for letter, one in zip(LETTERS, [{"name": AS_NOW}, *futures], strict=False):
-        changes = with_instances(one.get("changes", []), scenario)
-        future = Future(what_if=row, letter=letter, name=one.get("name") or letter, changes=changes)
+    for letter, one, own in zip(LETTERS, given, changes, strict=False):
+        future = Future(what_if=row, letter=letter, name=one.get("name") or letter, changes=own)
         future.full_clean()
         future.save()
     return row
@@ -224,7 +228,7 @@ def add_seeds(row: WhatIf, count: int, actor: User) -> WhatIf:
     """Add *count* seeds to every future of *row*, which narrows its intervals. Raises ActionError."""
     row = WhatIf.objects.select_for_update().get(pk=row.pk)
     if not 1 <= count <= MAX_SEEDS - row.seeds:
-        raise ActionError(f"{row.seeds} seeds are there, and {MAX_SEEDS} are the most.")
+        raise ActionError(f"{row.seeds} repetitions are there, and {MAX_SEEDS} are the most.")
     row.seeds += count
     row.save(update_fields=["seeds"])
     _add_runs(row)

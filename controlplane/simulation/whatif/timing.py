@@ -24,20 +24,25 @@ MIN_S: Final = 0.5
 """Of a run, however short: a worker takes it up, stages it and writes its result."""
 
 
+USUAL_PACE: Final = 30_000.0
+"""Requests a second of one process where no run has been done yet: a third of what an idle machine makes."""
+
+
 class Estimate(NamedTuple):
-    """*requests* are those of a run; *takes_s* is None before any run has been done."""
+    """*requests* are those of a run; the pace is *measured* once a run has been done."""
 
     requests: int
-    takes_s: float | None
+    takes_s: float
     workers: int
+    measured: bool
 
 
 def estimate(start: Start, horizon_s: float, runs: int, workers: int, changes: Sequence[Change] = ()) -> Estimate:
     """Estimate *runs* runs of *start* on *workers* processes, with *changes* of demand."""
     requests = round(expected(start, horizon_s, changes))
     paces = [made / max(took_s, MIN_S) for took_s, made in _latest() if made]
-    takes_s = runs * max(MIN_S, requests / median(paces)) / workers if paces else None
-    return Estimate(requests, takes_s, workers)
+    takes_s = runs * max(MIN_S, requests / (median(paces) if paces else USUAL_PACE)) / workers
+    return Estimate(requests, takes_s, workers, bool(paces))
 
 
 def expected(start: Start, horizon_s: float, changes: Sequence[Change]) -> float:

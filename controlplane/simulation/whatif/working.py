@@ -40,7 +40,7 @@ MAX_MESSAGES: Final = 16
 OPEN: Final = (WhatIfState.QUEUED, WhatIfState.RUNNING)
 RECORDED: Final = ("fleet", "ledger", "trace")
 """Kinds of starts whose requests were recorded."""
-LARGE: Final = ("result", "curves", "log")
+LARGE: Final = ("result", "curves")
 """Columns that lists of runs omit."""
 ORDER: Final = ("future__what_if__nightly", "future__what_if__submitted_at", "seed", "future__letter")
 STAGED_SHARE, SIMULATED_SHARE = 0.1, 0.95
@@ -85,8 +85,7 @@ def work(task: str = "") -> int | None:
         if not known:
             raise
         return int(row.pk)
-    if _end(row, WhatIfState.DONE, phase=Phase.WAITING, progress=1.0, error="", **ended):
-        results.compare(row)
+    _end(row, WhatIfState.DONE, phase=Phase.WAITING, progress=1.0, error="", **ended)
     close(what_if.pk)
     return int(row.pk)
 
@@ -140,7 +139,7 @@ def run(row: FutureSeed) -> dict[str, Any]:
     _advance(row, Phase.SIMULATING, STAGED_SHARE)
     ran = simulate(altered.scenario, staged, progress=simulated)
     _advance(row, Phase.MEASURING, SIMULATED_SHARE)
-    values = results.packed(ran, counted_of(what_if, altered), row.seed)
+    values = results.packed(ran, counted_of(what_if, altered))
     values["result"]["unranked"] = results.unranked(staged) if start.kind in RECORDED else ""
     if start.kind == "scenario":
         values["result"]["simulated"] = results.simulated(ran)
@@ -165,11 +164,10 @@ def changed(what_if: WhatIf, future: Future, start: Start) -> Changed:
 
 
 def counted_of(what_if: WhatIf, changed: Changed) -> dict[str, Counted]:
-    """Return scopes of the comparison by name: all classes, and interactive ones alone."""
-    kinds = [one.kind for one in changed.scenario.classes.values()]
-    shown = frozenset(number for number, kind in enumerate(kinds) if kind == "interactive")
+    """Return what is counted, by name: each SLO class, and `all` of them."""
     whole = Counted(what_if.warmup_s, what_if.horizon_s)
-    return {"all": whole, "interactive": replace(whole, classes=shown)}
+    classes = {name: frozenset({number}) for number, name in enumerate(changed.scenario.classes)}
+    return {name: replace(whole, classes=own) for name, own in classes.items()} | {"all": whole}
 
 
 def close(pk: int) -> None:
@@ -182,7 +180,6 @@ def close(pk: int) -> None:
         done = runs.filter(state=WhatIfState.DONE).exists()
         row.state, row.ended_at = (WhatIfState.DONE if done else WhatIfState.FAILED), timezone.now()
         row.save(update_fields=["state", "ended_at"])
-        runs.update(log=None)
     failed = runs.filter(state=WhatIfState.FAILED).count()
     reason = f"{failed} of its runs failed" if failed else ""
     severity = Severity.WARNING if failed else Severity.INFO
@@ -215,7 +212,7 @@ def send_workers(limit: int = MAX_MESSAGES) -> int:
     return sum(send_task(TASK, expires_s=LIMIT_S, queue="simulation") for _ in range(count))
 
 
-def _end(row: FutureSeed, state: WhatIfState, **values: Any) -> bool:
-    """End the run as *state* with *values* if it was still open; return whether it was."""
+def _end(row: FutureSeed, state: WhatIfState, **values: Any) -> None:
+    """End the run as *state* with *values* if it was still open."""
     running = FutureSeed.objects.filter(pk=row.pk, state=WhatIfState.RUNNING)
-    return bool(running.update(state=state, ended_at=timezone.now(), **values))
+    running.update(state=state, ended_at=timezone.now(), **values)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.simulation.cluster.world import UNPAID, Outcome
+from scheduling.simulation.cluster.world import UNPAID
 from scheduling.simulation.measures.results import kept, latency_s, spells
 from scheduling.simulation.result import Result
 
@@ -44,12 +44,9 @@ def columns(result: Result, counted: Mapping[str, Counted]) -> dict[str, dict[st
     """Return a row of columns for each of *counted*, by its name; None for values that could not be measured.
 
     Columns: requests, judged (promised anything), missed, slo_met (ratio), ttft_p50_ms, ttft_p95_ms, ttft_p99_ms,
-    cost_usd, cost_usd_per_h, instance_hours, queue_peak (requests that waited at once, all endpoints),
-    goodput_tokens_per_s (output of requests that kept their promise).
+    cost_usd, cost_usd_per_h, instance_hours, queue_peak (requests that waited at once, all endpoints).
     """
     judged, met = kept(result, result.cluster.promises)
-    done = result.outcomes["state"] == Outcome.DONE
-    good = np.where(judged, met, done) * result.output_tokens.astype(np.int64)
     ttft_ms = 1000 * latency_s(result, "ttft")
     rate_usd = np.array([one.usd_per_hour for one in result.cluster.instances])
     rows = {}
@@ -75,7 +72,6 @@ def columns(result: Result, counted: Mapping[str, Counted]) -> dict[str, dict[st
             "cost_usd_per_h": round(cost_usd / lasts_h, 4),
             "instance_hours": round(float(hours.sum()), 4),
             "queue_peak": _queue_peak(result, each),
-            "goodput_tokens_per_s": round(float(good[inside].sum()) / (3600 * lasts_h), 3),
         }
     return rows
 

@@ -66,18 +66,31 @@ def of_shares(kept: Sequence[int], judged: Sequence[int]) -> Interval | None:
     return Interval(share, middle - half, middle + half).widened(0.0, 0.0, 1.0)
 
 
-class Verdict(StrEnum):
-    """Verdict of an interval on the SLO."""
+def to_decide(values: Sequence[float], than: float = 0.0, error: float = 0.0, most: int = 100) -> int | None:
+    """Return how many repetitions in all, at least those of *values* and at most *most*, leave *than* out of the 95 %
+    interval of their mean, widened by an *error* of the simulation; None where none do, or *values* are too few to know.
 
-    CHEAPEST = "Meets it, cheapest"
-    MEETS = "Meets it"
+    It takes mean and deviation to stay as they are.
+    """
+    if len(values) < 2:
+        return None
+    away, deviation = abs(float(np.mean(values)) - than) - error, float(np.std(values, ddof=1))
+    decided = (n for n in range(len(values), most + 1) if t_975(n - 1) * deviation / sqrt(n) < away)
+    return next(decided, None)
+
+
+class Verdict(StrEnum):
+    """Verdict on promises: of one class, or of all."""
+
+    CHEAPEST = "Keeps them, cheapest"
+    MEETS = "Keeps its promises"
     CLOSE = "Too close to call"
-    MISSES = "Misses the SLO"
-    UNKNOWN = "Nothing to judge"
+    MISSES = "Misses a promise"
+    UNKNOWN = "Nothing promised"
 
 
 def verdict(slo_met: Interval | None, target: float) -> Verdict:
-    """Return the verdict on one future by itself."""
+    """Return the verdict on one class of a future."""
     if slo_met is None:
         return Verdict.UNKNOWN
     if slo_met.low >= target:
@@ -85,9 +98,11 @@ def verdict(slo_met: Interval | None, target: float) -> Verdict:
     return Verdict.MISSES if slo_met.high < target else Verdict.CLOSE
 
 
-def verdicts(slo_met: Mapping[str, Interval | None], cost: Mapping[str, float], target: float) -> dict[str, Verdict]:
-    """Return the verdict on each future; of those that meet the *target* the one with the least *cost* is the cheapest."""
-    made = {name: verdict(interval, target) for name, interval in slo_met.items()}
+def verdicts(of: Mapping[str, Sequence[Verdict]], cost: Mapping[str, float]) -> dict[str, Verdict]:
+    """Return the verdict on each future, that of its worst class; of those that keep all promises, the one with the least
+    *cost* is the cheapest. *of* has the verdicts on the classes by future."""
+    order = (Verdict.MISSES, Verdict.CLOSE, Verdict.MEETS)
+    made = {name: next((each for each in order if each in own), Verdict.UNKNOWN) for name, own in of.items()}
     meeting = [name for name, one in made.items() if one == Verdict.MEETS]
     if meeting:
         made[min(meeting, key=lambda name: cost[name])] = Verdict.CHEAPEST

@@ -8,6 +8,7 @@ import { startChanges, startCopying, startDialogs, startEstimates, startFilters,
 import { startKeys } from "./keys.js";
 import { Live } from "./live.js";
 import { startMenus } from "./menus.js";
+import { startPlayground } from "./playground.js";
 import { startQueues } from "./queues.js";
 import { startSearch } from "./search.js";
 import { refreshRegions, startSwapLinks, swap } from "./swap.js";
@@ -41,5 +42,6 @@ startChanges();
 startEstimates();
 startSending();
 startCopying();
+startPlayground();
 startSwapLinks();
 startSelection();

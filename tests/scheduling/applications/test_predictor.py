@@ -115,7 +115,9 @@ def test_whatever_is_recorded_and_shown_a_distribution_comes_out(runs, shown, op
         opened = Opening(unit, taken, given_, many)
         same = [each.draw(so_far, opened, RATE, 200, walks, False).service_s for each in (predictor, table)]
         assert (same[0] == same[1]).all()
-        assert (table.draw(so_far, opened, RATE, 200, None, ended=True).service_s <= same[0]).all(), "less once it ended"
+        assert (table.draw(so_far, opened, RATE, 200, None, ended=True).service_s <= same[0]).all(), (
+            "less once it ended"
+        )
         again = predictor.draw(so_far, Opening(unit, taken, given_, many), RATE, 200, walks)
         assert (again.service_s == drawn.service_s).all(), "both clocks draw the same"
 

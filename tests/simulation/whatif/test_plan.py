@@ -84,24 +84,28 @@ def test_assumptions_are_stated(asked, operator, deployment):
     assert present(deployment)["routing_policy"] == "round_robin"
 
 
-def test_what_speaks_against_it_is_one_list_and_stops_nothing(asked, operator, deployment, make_instance):
+def test_what_speaks_against_it_is_one_list_and_a_broken_promise_is_confirmed(
+    asked, operator, deployment, make_instance
+):
     future = asked.futures.get(letter="B")
     for run in future.runs.all():
         for columns in run.result["columns"].values():
-            columns["slo_met"] = 1.0
+            columns |= {"slo_met": 1.0, "missed": 0}
         run.save()
     assert plan.warnings(asked, future) == []
     make_instance()
     services.switch_parts(deployment.model, {"routing_policy": "least_request"}, operator)
     for run in future.runs.all():
         for columns in run.result["columns"].values():
-            columns["slo_met"] = 0.5
+            columns |= {"slo_met": 0.5, "missed": columns["judged"] // 2}
         run.save()
     instances, routing, target = plan.warnings(asked, future)
     assert instances == f"{MODEL} in US East: instances is 2, and was 1"
     assert routing.startswith(f"{MODEL} in US East: routing is least_request, and was ")
-    assert target == "B misses its target of 99% in all 1 seeds"
-    assert plan.make_plan(asked, "B", operator).plan["letter"] == "B"
+    assert target == "B: It keeps its promises in 0 of 1 repetitions (interactive)"
+    with pytest.raises(ActionError, match="only if that is confirmed"):
+        plan.make_plan(asked, "B", operator)
+    assert plan.make_plan(asked, "B", operator, anyway=True).plan["letter"] == "B"
     assert Event.objects.get(kind="what_if.made_the_plan").inputs["warnings"] == [instances, routing, target]
     Deployment.objects.update(active=False)
     assert plan.warnings(asked, future)[0] == f"{MODEL} in US East is no longer served"

@@ -6,7 +6,7 @@ import pytest
 from django.utils import timezone
 
 from controlplane.gateway.models import LedgerRow
-from controlplane.simulation.whatif import nightly, selectors, services, working
+from controlplane.simulation.whatif import selectors, services, working
 from controlplane.simulation.whatif.models import FutureSeed
 from controlplane.simulation.whatif.results import NO_PREFIXES, NO_RUNS
 from controlplane.simulation.whatif.starts.begin import Begin, start_of
@@ -75,4 +75,3 @@ def test_what_they_lack_is_said_in_one_sentence(ask, ledger, client, operator, l
     assert page.count(hermes) == 1 + bool(pilothouse == hermes) + 1, "in the table, and beside the chosen future"
     listed = client.get(f"/api/what-ifs/{row.pk}/comparison").json()["futures"]
     assert [each["unranked"] for each in listed] == ["", "", hermes, pilothouse]
-    assert f"Not ranked: Hermes{', Pilothouse' if pilothouse else ''}. {hermes}" in nightly.summary().sentence

@@ -62,9 +62,6 @@ def test_every_future_runs_with_every_seed(asked, sent, django_capture_on_commit
     assert made["B", 1][0]["columns"]["all"]["instance_hours"] > made["A", 1][0]["columns"]["all"]["instance_hours"]
     kinds = set(Event.objects.filter(subject_type="whatif").values_list("kind", flat=True))
     assert kinds == {"what_if.requested", "what_if.done"}
-    assert not FutureSeed.objects.filter(log__isnull=False).exists()
-    assert row.futures.get(letter="B").first_difference.startswith("First differs at ")
-    assert not row.futures.get(letter="A").first_difference
 
 
 def test_first_seeds_of_all_futures_come_first(asked):

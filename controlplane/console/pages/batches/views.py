@@ -73,7 +73,7 @@ def created(request: HttpRequest, keys: Sequence[ApiKey]) -> Batch:
         raise invalid("Choose a key: the batch has its tenant, models and budgets.", "key")
     if file is None:
         raise invalid("Choose a JSONL file, a request on each line.", "file")
-    url = first_url(file.file)
+    url = first_url(file)
     stored = services.create_file(key.tenant, file, file.name or "", Purpose.BATCH)
     try:
         return services.create_batch(key, stored, url, f"{request.POST.get('hours', '24')}h")

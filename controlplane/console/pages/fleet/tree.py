@@ -34,9 +34,9 @@ def tree(rows: Sequence[Row], filters: Filters) -> list[Row]:
     is_open, drawn, made = _open(filters["open"], set(of_node), len(rows)), 0, list[Row]()
     windows = {(one.node_id, one.region_id): one for one in Maintenance.objects.under_way()}
     nodes: defaultdict[str, list[Node]] = defaultdict(list)
-    for node in selectors.nodes().filter(active=True):
-        if node.name in of_node or not filters.narrow:
-            nodes[node.region.name].append(node)
+    for known in selectors.nodes().filter(active=True):
+        if known.name in of_node or not filters.narrow:
+            nodes[known.region.name].append(known)
     for region in Region.objects.all():
         places: list[tuple[str, Node | None]] = [(node.name, node) for node in nodes[region.name]]
         if (nowhere := f":{region.name}") in of_node:

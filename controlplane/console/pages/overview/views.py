@@ -15,10 +15,10 @@ from controlplane.console.pages.overview.charts import overview_charts, sparks
 from controlplane.console.pages.overview.first_steps import first_steps
 from controlplane.console.selectors.instances import instance_rows, worst_first
 from controlplane.fleet.selectors import instances, usd_per_hour
+from controlplane.planning.sizing.selectors import newest_loss
 from controlplane.resources.filters import CHART_RANGE, Filters, model_select
 from controlplane.resources.instances import INSTANCES, SUMMARY
 from controlplane.resources.names import model_names
-from controlplane.simulation.whatif import nightly
 
 INSTANCES_SHOWN = 12
 MODELS_SHOWN = 4
@@ -57,7 +57,7 @@ def overview(request: HttpRequest) -> HttpResponseBase:
         "rows_total": len(rows),
         "usd_per_hour": usd_per_hour(model),
         "events": event_list(),
-        "nightly": nightly.summary(),
+        "losses": newest_loss(),
         "steps": first_steps(request),
         "disconnected": SOURCE_TEXT.get(state.source, "") if state.source != Source.LIVE else "",
     }

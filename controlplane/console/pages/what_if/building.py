@@ -1,5 +1,6 @@
 """The what-if form: what is asked is shown back as it is filled in, then run."""
 
+from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -10,7 +11,6 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase, QueryDict
 from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST
-from pydantic import ValidationError as PydanticError
 
 from controlplane.accounts.models import Role
 from controlplane.accounts.requests import user_of
@@ -18,27 +18,22 @@ from controlplane.console.access.roles import fleet_role, may
 from controlplane.console.actions import back
 from controlplane.console.charts.cache import once
 from controlplane.console.pages.what_if import forms
-from controlplane.console.pages.what_if.forms import FormRequest, WhatIfForm, asked, start_of
-from controlplane.console.pages.what_if.rows import OF_ALL, OF_FLEET, TRACE, RowKind, Values, rows_of
+from controlplane.console.pages.what_if.forms import FormRequest, WhatIfForm, asked, begin_of
+from controlplane.console.pages.what_if.rows import FLEET, SCENARIO, TRACE, RowKind, Values, rows_of
 from controlplane.fleet.lifecycle.states import ActionError
-from controlplane.simulation.whatif import selectors, services
-from controlplane.simulation.whatif.changes.applying import applied, in_words, parsed
+from controlplane.simulation.whatif import services
+from controlplane.simulation.whatif.asking import described
+from controlplane.simulation.whatif.changes.applying import in_words, parsed
 from controlplane.simulation.whatif.changes.base import ChangeError
-from controlplane.simulation.whatif.changes.presets import BASELINES, PRESETS
-from controlplane.simulation.whatif.models import LETTERS
+from controlplane.simulation.whatif.changes.presets import PRESETS
+from controlplane.simulation.whatif.changes.questions import QUESTIONS, change_of
 from controlplane.simulation.whatif.start import Start
 from controlplane.simulation.whatif.starts import traces
-from controlplane.simulation.whatif.starts.begin import Begin
 from controlplane.simulation.whatif.starts.begin import start_of as begun
 from controlplane.simulation.whatif.timing import estimate
+from scheduling.bundles import BUNDLES
 from scheduling.simulation.workload.traces import FORMATS
 
-STARTS: Final = (
-    ("fleet", "Live fleet, now", "Present instances, queues and look-ahead maps"),
-    ("ledger", "Ledger window", "Requests of a past time, on today's fleet"),
-    ("trace", "Trace", "The requests of a file that you upload"),
-    ("synthetic", "Synthetic", "Requests of tenants with a rate and lengths"),
-)
 NOW_S: Final = 10
 """Seconds for which the form uses one read of the fleet; a run reads it again."""
 
@@ -46,41 +41,41 @@ NOW_S: Final = 10
 @require_http_methods(["GET", "HEAD", "POST"])
 @fleet_role(Role.VIEWER)
 def build(request: HttpRequest) -> HttpResponseBase:
-    """Show the form; run it when an operator posts it."""
+    """Show the form; run it when an operator posts it. `?ask=` fills it in with one of QUESTIONS."""
     posted = request.method == "POST"
     data = request.POST if posted else request.GET
-    horizon = WhatIfForm(data).data["horizon"]
-    now, trouble = _now(start_of(data), float(horizon) if horizon.isdecimal() else 3600.0)
-    wanted = asked(data, now.scenario if now else {})
-    shown = _shown(wanted, now)
+    form = WhatIfForm(data)
+    horizon = form.data["horizon"]
+    now, trouble = _now(begin_of(data), float(horizon) if horizon.isdecimal() else 3600.0)
+    values = now.scenario if now else {}
+    if now is not None and data.get("ask") in QUESTIONS:
+        try:
+            return redirect(f"{request.path}?{urlencode(_filled(data['ask'], values))}")
+        except ChangeError as error:
+            trouble = str(error)
+    wanted = asked(data, values)
+    shown, wrong = described(values, wanted.values["edits"], wanted.futures)
+    wanted.errors |= wrong
     refused = ""
     if posted and may(request, Role.OPERATOR) and not (wanted.errors or trouble):
         try:
-            return redirect("console:what-if", _run(request, wanted, data, now))
+            start = begun(wanted.begin, wanted.values["horizon_s"]).model_dump(mode="json")
+            asks = wanted.values | {"start": start, "asked": f"{request.path}?{address_of(data)}"}
+            return redirect("console:what-if", services.ask(asks, wanted.futures[1:], user_of(request)).pk)
         except ValidationError as error:
             refused = " ".join(f"{field}: {each}." for field, of in error.message_dict.items() for each in of)
         except (ActionError, ChangeError, ValueError) as error:
             refused = str(error)
-    context = (
-        _form(data, now.scenario if now else {}, wanted) | _side(wanted, shown, now, trouble) | {"refused": refused}
-    )
+    context = _form(data, form, values) | _side(wanted, shown, now, trouble) | {"refused": refused}
     return render(request, "console/what_if/build.html", context, status=422 if posted else 200)
 
 
-def _run(request: HttpRequest, wanted: FormRequest, data: QueryDict, now: Start | None) -> int:
-    shared = parsed([*wanted.start.get("tenants", []), *wanted.edits], "edits")
-    words = in_words(now.scenario, shared)[:1] if now else []
-    names = ", ".join(one["name"] for one in wanted.futures[1:])
-    values = {
-        "title": wanted.title or f"What if … {words[0] if words else names or 'nothing changes'}",
-        "start": begun(_begin(wanted.start, wanted.horizon_s), wanted.horizon_s).model_dump(mode="json"),
-        "horizon_s": wanted.horizon_s,
-        "warmup_s": wanted.warmup_s,
-        "seeds": wanted.seeds,
-        "edits": wanted.edits,
-        "asked": f"{request.path}?{address_of(data)}",
-    }
-    return int(services.ask(values, wanted.futures[1:], user_of(request)).pk)
+def _filled(question: str, values: Values) -> dict[str, Any]:
+    """Return the fields of the form for one of QUESTIONS."""
+    change = change_of(question, values)
+    kind = change.pop("kind")
+    fields = {f"{kind}-{key}": ",".join(of) if isinstance(of, list) else of for key, of in change.items()}
+    return {"chosen": "yes", "beside": "yes", **fields}
 
 
 def address_of(data: QueryDict) -> str:
@@ -90,102 +85,50 @@ def address_of(data: QueryDict) -> str:
     return urlencode([(name, value) for name, values in kept for value in values])
 
 
-def _now(start: Values, horizon_s: float) -> tuple[Start | None, str]:
+def _now(begin: Values, horizon_s: float) -> tuple[Start | None, str]:
     """Return the start, read again every NOW_S, and why there is none."""
     second = int(timezone.now().timestamp()) // NOW_S
     try:
-        return once(
-            ("what-if-now", second, horizon_s, str(start)), lambda: begun(_begin(start, horizon_s), horizon_s)
-        ), ""
+        return once(("what-if-now", second, horizon_s, str(begin)), lambda: begun(begin, horizon_s)), ""
     except (ActionError, ValueError) as error:
         return None, f"{str(error).rstrip('.')}."
 
 
-def _begin(start: Values, horizon_s: float) -> Begin:
-    """Return the start to be read. Raise ActionError naming the invalid field."""
-    if start["kind"] == "synthetic":
-        clients = [change["client"] for change in start["tenants"]]
-        demand = {"too_long": "clip", "duration_h": horizon_s / 3600}
-        scenario = selectors.present_scenario() | {"demand": demand, "clients": clients}
-        start = {"kind": "synthetic", "scenario": scenario}
-    try:
-        return Begin.model_validate(start)
-    except PydanticError as error:
-        first = error.errors(include_url=False)[0]
-        raise ActionError(f"{first['loc'][0]}: {first['msg']}") from error
-
-
-def _shown(wanted: FormRequest, now: Start | None) -> list[dict[str, Any]]:
-    """Describe the futures; their problems are added to the errors."""
-    shown, values = [], now.scenario if now else {}
-    for letter, one in zip(LETTERS, wanted.futures, strict=False):
-        words: list[str] = []
-        try:
-            if now is not None:
-                changes = [*parsed(wanted.edits, "Demand"), *parsed(one["changes"], one["name"])]
-                applied(values, changes, asks=bool(values.get("clients")), shared=len(wanted.edits))
-                words = in_words(values, changes)[len(wanted.edits) :]
-        except ChangeError as error:
-            place = error.field if error.field.startswith(f"{one['name']}[") else f"{one['name']}, {error.field}"
-            wanted.errors[place] = error.what
-        shown.append({"letter": letter, "name": one["name"], "words": words})
-    if len(wanted.futures) > len(LETTERS):
-        wanted.errors["Futures"] = f"{len(wanted.futures)} are more than {len(LETTERS)}; leave some out"
-    return shown
-
-
-def _form(data: QueryDict, values: Values, wanted: FormRequest) -> dict[str, Any]:
-    presets, baselines = forms.chosen_presets(data), {preset.name for preset in BASELINES}
-
+def _form(data: QueryDict, form: WhatIfForm, values: Values) -> dict[str, Any]:
     def parts(kinds: tuple[RowKind, ...]) -> list[tuple[RowKind, list[dict[str, str]]]]:
         return [(kind, rows_of(kind, data)) for kind in kinds]
 
     return {
-        "form": WhatIfForm(data),
-        "starts": STARTS,
+        "form": form,
         "formats": sorted(FORMATS),
         "trace": (TRACE, forms.trace_row(data)),
-        "of_all": parts(OF_ALL),
-        "of_fleet": parts(OF_FLEET),
+        "scenario": parts(SCENARIO),
+        "fleet": parts(FLEET),
         "no_row": {},
         "column_choices": {
             f"{kind.name}-{column.name}": choices
-            for kind in (*OF_ALL, *OF_FLEET, TRACE)
+            for kind in (*SCENARIO, *FLEET, TRACE)
             for column in kind.columns
             if (choices := column.choices(values)) is not None
         },
-        "presets": presets,
-        "bundles": [preset for preset in PRESETS.values() if preset.name not in baselines],
-        "baselines": BASELINES,
-        "baseline_chosen": not baselines.isdisjoint(presets),
+        "presets": data.getlist("preset"),
+        "bundles": [PRESETS[name] for name in BUNDLES],
+        "beside": forms.is_beside(data),
     }
 
 
 def _side(wanted: FormRequest, shown: list[dict[str, Any]], now: Start | None, trouble: str) -> dict[str, Any]:
-    runs, words, known = len(shown) * wanted.seeds, [], None
-    try:
-        shared = parsed([*wanted.start.get("tenants", []), *wanted.edits], "Demand")
-        if now is not None:
-            words = in_words(now.scenario, shared)
-        if now is not None and not wanted.errors:
-            known = estimate(now, wanted.horizon_s, runs, settings.WHAT_IF_PROCESSES, parsed(wanted.edits))
-    except ChangeError:  # named with the futures
-        pass
+    seeds, words, known = wanted.values["seeds"], [], None
+    runs, horizon_s = len(shown) * seeds, wanted.values["horizon_s"]
     checks = [("critical", f"{name}: {what}") for name, what in wanted.errors.items()]
-    if trouble:
-        checks.append(("critical", trouble))
+    checks += [("critical", trouble)] if trouble else []
     if now is not None:
+        with suppress(ChangeError):  # named with the futures
+            words = in_words(now.scenario, parsed(wanted.values["edits"], "Scenario"))
+            known = estimate(now, horizon_s, runs, settings.WHAT_IF_PROCESSES, parsed(wanted.scenario))
         checks += [("ready", remark) for remark in now.remarks]
-    return {
-        "futures": shown,
-        "most_futures": len(LETTERS),
-        "in_all": words,
-        "estimate": known,
-        "runs": runs,
-        "seeds": wanted.seeds,
-        "checks": checks,
-        "errors": bool(wanted.errors or trouble),
-    }
+    side = {"futures": shown, "in_all": words, "estimate": known, "runs": runs, "seeds": seeds, "checks": checks}
+    return side | {"errors": bool(wanted.errors or trouble)}
 
 
 @require_POST
@@ -193,15 +136,13 @@ def _side(wanted: FormRequest, shown: list[dict[str, Any]], now: Start | None, t
 def upload(request: HttpRequest) -> HttpResponse:
     """Keep an uploaded trace."""
     file = request.FILES.get("file")
-    if file is None or file.name is None:
-        messages.error(request, "Choose a file.")
-        return back(request, "console:new-what-if")
     try:
+        if file is None or file.name is None:
+            raise ActionError("Choose a file.")
         row = traces.upload(
             file.name, request.POST.get("format", ""), file.read(), user_of(request), request.POST.get("unit", "")
         )
-        read = f"{row.requests:,} requests over {row.span_s / 60:,.3g} min, numbers read as {row.unit}"
-        messages.success(request, f"{row.name}: {read}.")
+        messages.success(request, f"{row.about}.")
     except ActionError as error:
         messages.error(request, str(error))
     return back(request, "console:new-what-if")

@@ -1,10 +1,11 @@
-"""The what-if form: from its fields to a request for `services.submit`, and back to words.
+"""The what-if form: from its fields to a request for `services.ask`, and the questions that fill it in.
 
 The address holds the whole form, so that it can be sent and reloaded; the same fields are posted to run it.
 """
 
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Final
 
 from django import forms
@@ -12,10 +13,13 @@ from django.http import QueryDict
 from django.utils import timezone
 
 from controlplane.console.formats import duration
-from controlplane.console.pages.what_if.rows import OF_ALL, OF_FLEET, TENANT, TRACE, RowKind, Values, changes_of
+from controlplane.console.pages.what_if.rows import FLEET, SCENARIO, TRACE, RowKind, Values, changes_of
+from controlplane.simulation.whatif import services
+from controlplane.simulation.whatif.asking import advanced_of, futures_of
 from controlplane.simulation.whatif.changes.base import ChangeError
-from controlplane.simulation.whatif.changes.presets import PRESETS
 from controlplane.simulation.whatif.models import TraceFile
+from controlplane.simulation.whatif.starts.begin import Begin
+from controlplane.simulation.whatif.starts.nodes import resolved
 
 HORIZONS: Final = [
     ("600", "10 minutes"), ("3600", "1 hour"), ("21600", "6 hours"), ("86400", "24 hours"), ("604800", "7 days"),
@@ -24,11 +28,7 @@ HORIZON_S: Final = (60, 7 * 86_400)
 USUAL_WINDOW: Final = timedelta(hours=1)
 MINUTE: Final = "%Y-%m-%dT%H:%M"
 MAX_SEEDS: Final = 20
-USUAL_PRESETS: Final = ["pilothouse"]
-OWN_FUTURE, ALL_FUTURES = "own", "all"
-"""Targets of edits of the fleet, besides the name of a preset, whose policies the future then has too."""
-USUAL: Final = {"start": "fleet", "horizon": "3600", "warmup": "0", "seeds": "5", "fleet_for": OWN_FUTURE}
-AS_NOW: Final = "As now"
+USUAL: Final = {"start": "fleet", "horizon": "3600", "warmup": "0", "seeds": "5"}
 
 
 class WhatIfForm(forms.Form):
@@ -41,16 +41,10 @@ class WhatIfForm(forms.Form):
     trace = forms.IntegerField(required=False, widget=forms.Select)
     horizon = forms.FloatField(min_value=HORIZON_S[0], max_value=HORIZON_S[1], widget=forms.Select)
     warmup = forms.FloatField(label="Warm-up, not counted (min)", min_value=0, max_value=24 * 60)
-    seeds = forms.IntegerField(label="Seeds, paired", min_value=1, max_value=MAX_SEEDS)
-    fleet_for = forms.ChoiceField(
-        label="Applies to",
-        choices=[
-            (OWN_FUTURE, "a separate future"),
-            (ALL_FUTURES, "all futures"),
-            *((preset.name, f"a separate future with {preset.title}") for preset in PRESETS.values()),
-        ],
+    seeds = forms.IntegerField(label="Repetitions", min_value=1, max_value=MAX_SEEDS)
+    advanced = forms.CharField(
+        label="Changes as in REST", max_length=8000, required=False, strip=False, widget=forms.Textarea({"rows": 6})
     )
-    fleet_name = forms.CharField(label="Name of this future", max_length=80, required=False)
 
     def __init__(self, data: QueryDict) -> None:
         super().__init__(with_usual(data))
@@ -58,7 +52,7 @@ class WhatIfForm(forms.Form):
         own = [] if given in dict(HORIZONS) or not given.isdecimal() else [(given, duration(float(given)))]
         self.fields["horizon"].widget.choices = sorted([*HORIZONS, *own], key=lambda one: float(one[0]))
         kept = TraceFile.objects.defer("content")
-        self.fields["trace"].widget.choices = [(row.pk, f"{row}, {row.requests:,} requests") for row in kept]
+        self.fields["trace"].widget.choices = [(row.pk, row.about) for row in kept]
 
 
 def with_usual(data: QueryDict) -> QueryDict:
@@ -79,16 +73,15 @@ def with_usual(data: QueryDict) -> QueryDict:
 class FormRequest:
     """Request of the form; *errors* by field or title of a row."""
 
-    title: str
-    start: Values
-    """Values of `starts.begin.Begin`; a synthetic one has the changes `tenants`."""
-    horizon_s: float
-    warmup_s: float
-    seeds: int
-    edits: list[Values]
+    begin: Values
+    """Values of `starts.begin.Begin`."""
+    values: Values
+    """For `services.ask`, but for the start."""
+    scenario: list[Values]
+    """Of every future, or where A stays without it of every other one."""
     futures: list[Values]
     """Each with a name and changes; the first has none."""
-    errors: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, str]
 
 
 def asked(data: QueryDict, now: Values) -> FormRequest:
@@ -106,70 +99,45 @@ def asked(data: QueryDict, now: Values) -> FormRequest:
                 errors[error.field] = error.what
         return made
 
-    edits, start = changes(OF_ALL), start_of(data)
-    horizon_s = float(given["horizon"])
-    if start["kind"] == "ledger":
-        horizon_s = _length_s(start, errors) or horizon_s
-    if start["kind"] == "synthetic":  # its only demand is that of the tenants
-        edits = [edit for edit in edits if edit["kind"] != "tenant"]
-        if not start["tenants"]:
-            errors["New tenants"] = "a synthetic start has no other requests: add one"
-    fleet, fleet_for = changes(OF_FLEET), given["fleet_for"]
-    futures: list[Values] = [{"name": AS_NOW, "changes": []}]
-    chosen = [PRESETS[name] for name in chosen_presets(data) if name in PRESETS]
-    futures += [{"name": each.title, "changes": [dict(change) for change in each.changes]} for each in chosen]
-    if fleet and fleet_for != ALL_FUTURES:
-        policies = PRESETS.get(fleet_for)
-        name = f"{policies.title}, other fleet" if policies else "Other fleet"
-        taken = [dict(change) for change in policies.changes] if policies else []
-        futures.append({"name": given.get("fleet_name") or name, "changes": [*taken, *fleet]})
-    return FormRequest(
-        title=given.get("title", ""),
-        start=start,
-        horizon_s=horizon_s,
-        warmup_s=60 * float(given["warmup"]),
-        seeds=int(given["seeds"]),
-        edits=edits + (fleet if fleet_for == ALL_FUTURES else []),
-        futures=futures,
-        errors=errors,
-    )
+    scenario, fleet, edits, own = changes(SCENARIO), changes(FLEET), list[Values](), list[Values]()
+    begin, horizon_s = begin_of(data), float(given["horizon"])
+    try:
+        more = advanced_of(data.get("advanced", ""))
+        edits = resolved(more.edits, now)
+        own = [services.future_of(one.name, one.preset, resolved(one.changes, now)) for one in more.futures]
+    except ChangeError as error:
+        errors[error.field] = error.what
+    except forms.ValidationError as error:
+        errors["Advanced"] = " ".join(error.messages)
+    with suppress(ValueError):  # which the start reports
+        horizon_s = Begin.model_validate(begin).window_s or horizon_s
+    if not HORIZON_S[0] <= horizon_s <= HORIZON_S[1]:
+        errors.setdefault("until", f"the window is {horizon_s / 60:g} minutes long, not between 1 minute and 7 days")
+    beside = scenario if is_beside(data) else []
+    edits += [] if beside else scenario
+    values = {"title": given.get("title", ""), "horizon_s": horizon_s, "edits": edits}
+    values |= {"seeds": int(given["seeds"]), "warmup_s": 60 * float(given["warmup"])}
+    return FormRequest(begin, values, scenario, futures_of(now, beside, data.getlist("preset"), fleet) + own, errors)
 
 
-def chosen_presets(data: QueryDict) -> list[str]:
-    """Return the names of the ticked presets; the usual ones in a new form."""
-    return data.getlist("preset") if "chosen" in data else USUAL_PRESETS
+def is_beside(data: QueryDict) -> bool:
+    """Return whether A stays without the scenario; usually it does."""
+    return "beside" in data or "chosen" not in data
 
 
-def start_of(data: QueryDict) -> Values:
+def begin_of(data: QueryDict) -> Values:
     """Return the start as the service names it."""
     given = with_usual(data)
+    with suppress(ChangeError):  # which `asked` reports
+        if (begin := advanced_of(data.get("advanced", "")).begin) is not None:
+            return begin.model_dump(exclude_unset=True)
     match given["start"]:
         case "ledger":
             return {"kind": "ledger", "since": given["since"] or None, "until": given["until"] or None}
         case "trace":
             return {"kind": "trace", "trace": given.get("trace"), "trace_keys": TRACE.values(trace_row(data))}
-        case "synthetic":
-            try:
-                return {"kind": "synthetic", "tenants": changes_of(TENANT, data, {})}
-            except ChangeError:  # reported by `asked`
-                return {"kind": "synthetic", "tenants": []}
     return {"kind": "fleet"}
 
 
 def trace_row(data: QueryDict) -> dict[str, str]:
     return {column.name: data.get(f"{TRACE.name}-{column.name}", "").strip() for column in TRACE.columns}
-
-
-def _length_s(start: Values, errors: dict[str, str]) -> float | None:
-    """Return the length of the ledger window in seconds; None if it is no window, which its start reports."""
-    try:
-        since, until = (datetime.fromisoformat(start[name] or "") for name in ("since", "until"))
-        length_s = (until - since).total_seconds()
-    except (TypeError, ValueError):
-        return None
-    least, most = HORIZON_S
-    if not least <= length_s <= most:
-        if length_s > 0:
-            errors["until"] = f"the window is {length_s / 60:g} minutes long, not between 1 minute and 7 days"
-        return None
-    return length_s

@@ -16,7 +16,13 @@ from controlplane.simulation.whatif.changes.policies import (
     PolicyChange,
     WeightsChange,
 )
-from controlplane.simulation.whatif.changes.supply import BoundsChange, FailureChange, GpuChange, PriceChange
+from controlplane.simulation.whatif.changes.supply import (
+    BoundsChange,
+    FailureChange,
+    FleetChange,
+    GpuChange,
+    PriceChange,
+)
 from scheduling.simulation.scenario import Scenario, ScenarioError
 from scheduling.simulation.scenario.file import check_scenario
 from scheduling.simulation.staging import SOURCE
@@ -29,6 +35,7 @@ AnyChange = Annotated[
     | WeightsChange
     | KeyChange
     | GpuChange
+    | FleetChange
     | PriceChange
     | BoundsChange
     | FailureChange

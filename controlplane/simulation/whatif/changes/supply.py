@@ -68,6 +68,45 @@ class GpuChange(Change):
         return f"{self.gpu} {now} to {self.count} in {region_title(self.region)}{whose}"
 
 
+class FleetChange(Change):
+    """Another fleet for its models: tables of a scenario, of as many instances as it has; other models keep theirs."""
+
+    kind: Literal["fleet"] = "fleet"
+    title: str
+    fleet: list[Values]
+    profiles: list[Values]
+    gpus: dict[str, Values]
+
+    def apply(self, values: Values) -> None:
+        models = {group["model"] for group in self.fleet}
+        for name in models:
+            known("fleet", name, values["models"], "model")
+        values["fleet"] = [group for group in values["fleet"] if group["model"] not in models] + self.fleet
+        left = {group["sharing"]["group"] for group in values["fleet"] if group.get("sharing")}
+        values["swap_groups"] = {name: of for name, of in values.get("swap_groups", {}).items() if name in left}
+        settings = {(one["model"], one["gpu"], one.get("tensor_parallel", 1)) for one in self.profiles}
+        values["profiles"] = self.profiles + [
+            one
+            for one in values["profiles"]
+            if (one["model"], one["gpu"], one.get("tensor_parallel", 1)) not in settings
+        ]
+        values["gpus"] = self.gpus | values["gpus"]
+        counts: Counter[tuple[str, str]] = Counter()
+        for group in values["fleet"]:
+            counts.update({(group["model"], region): _places(group) for region in group["regions"]})
+        values["endpoints"] = [one for one in values["endpoints"] if counts[one["model"], one["region"]]]
+        if values.get("scaling") is not None:
+            values["endpoints"] += [
+                {"model": model, "region": region, "min_instances": count, "max_instances": count}
+                for (model, region), count in counts.items()
+                if model in models
+            ]
+
+    def words(self, before: Values) -> str:
+        count = sum(group["instances"] * group.get("tensor_parallel", 1) for group in self.fleet)
+        return f"the fleet of {self.title[:1].lower()}{self.title[1:]}: {count} GPUs"
+
+
 class PriceChange(Change):
     """Hourly price of one GPU in dollars; an omitted spot price stays."""
 

@@ -1,11 +1,12 @@
 """Starts by kind: the live fleet, a window of the ledger, an uploaded trace, or a scenario's own clients."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 from django.db.models import Count, QuerySet
 from django.utils import timezone
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.gateway.models import LedgerRow
@@ -33,14 +34,30 @@ class Begin(BaseModel):
     scenario: dict[str, Any] = {}
     """Keys of a scenario file with clients: another fleet and other demand."""
 
+    @property
+    def window_s(self) -> float | None:
+        """The length of the ledger's window; None if it is none, which its start reports."""
+        until = self.until or timezone.now()
+        return (
+            (until - self.since).total_seconds()
+            if self.kind == "ledger" and self.since and self.since < until
+            else None
+        )
+
     @field_validator("since", "until")
     @classmethod
     def _in_utc(cls, value: datetime | None) -> datetime | None:
         return value.replace(tzinfo=UTC) if value and value.tzinfo is None else value
 
 
-def start_of(asked: Begin, horizon_s: float) -> Start:
+def start_of(asked: Begin | Mapping[str, Any], horizon_s: float) -> Start:
     """Return the start *asked* for. Raise ActionError where it is impossible."""
+    if not isinstance(asked, Begin):
+        try:
+            asked = Begin.model_validate(asked)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise ActionError(f"{first['loc'][0]}: {first['msg']}") from error
     if asked.kind == "synthetic":
         return Start(kind="synthetic", at=timezone.now(), scenario=asked.scenario)
     match asked.kind:

@@ -1,16 +1,22 @@
-"""Losses with a node: the instances of a start's scenario that run on it, by their names in failures."""
+"""What changes name of the fleet's rows: instances that are lost with a node, and recorded graphs of applications."""
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from controlplane.applications.models import Application
+from controlplane.applications.selectors import graph_of
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Instance, Node
+from controlplane.simulation.whatif.changes.base import ChangeError
 from controlplane.simulation.whatif.changes.supply import names_by_group
 from scheduling.simulation.scenario.fleet import gpus_as_type
 
+RECORDED = "application:"
+"""Begins a graph that is named by the key of a recorded application."""
 FIRST = (InstanceState.READY, InstanceState.DRAINING)
 """As a fork gives its places out: these before what starts, and what sleeps last."""
 
@@ -59,15 +65,29 @@ def nodes_of(values: dict[str, Any]) -> dict[str, NodeOf]:
     return dict(sorted(nodes.items()))
 
 
-def with_instances(changes: Sequence[Mapping[str, Any]], values: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return *changes*, in which a lost node takes down its instances in the scenario *values*, unless they are named."""
-    made = [dict(change) for change in changes]
+def resolved(changes: Sequence[Mapping[str, Any]], values: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return *changes*, in which a lost node takes down its instances in the scenario *values*, unless they are named, and
+    runs of `application:KEY` have its recorded graph. Raise ChangeError without a record."""
+    made = [_with_graph(dict(change)) for change in changes]
     lost = [one for one in made if one.get("what") == "node" and one.get("node") and not one.get("instances")]
     nodes = nodes_of(values) if lost and values.get("fleet") else {}
     for change in lost:
         if (node := nodes.get(change["node"])) is not None:
             change |= {"instances": node.instances, "region": node.region}
     return made
+
+
+def _with_graph(change: dict[str, Any]) -> dict[str, Any]:
+    runs = change.get("application")
+    named = runs.get("graph") if isinstance(runs, dict) else None
+    if not isinstance(runs, dict) or not isinstance(named, str) or not named.startswith(RECORDED):
+        return change
+    key = named.removeprefix(RECORDED)
+    row = Application.objects.filter(pk=int(key) if key.isdecimal() else 0).first()
+    graph = graph_of(row) if row is not None else None
+    if graph is None or not graph.records:
+        raise ChangeError("application.graph", "is not known, or has no records yet")
+    return change | {"application": {**runs, "graph": json.loads(graph.to_json())}}
 
 
 def _order(row: Instance) -> tuple[int, str]:

@@ -13,6 +13,7 @@ from scheduling.simulation.measures.comparison import (
     of_shares,
     over_seeds,
     t_975,
+    to_decide,
     verdict,
     verdicts,
 )
@@ -74,6 +75,31 @@ def test_a_verdict_is_by_the_interval(low, high, expected):
 
 
 def test_the_cheapest_of_those_that_meet_it():
-    good, bad = Interval(0.999, 0.995, 1.0), Interval(0.9, 0.9, 0.9)
-    made = verdicts({"A": good, "B": good, "C": bad, "D": None}, {"A": 9.0, "B": 8.0, "C": 1.0, "D": 1.0}, 0.99)
-    assert made == {"A": Verdict.MEETS, "B": Verdict.CHEAPEST, "C": Verdict.MISSES, "D": Verdict.UNKNOWN}
+    good, bad, close = Verdict.MEETS, Verdict.MISSES, Verdict.CLOSE
+    of = {"A": [good, good], "B": [Verdict.UNKNOWN, good], "C": [good, close, bad], "D": [], "E": [good, close]}
+    made = verdicts(of, {"A": 9.0, "B": 8.0, "C": 1.0, "D": 1.0, "E": 0.5})
+    assert made == {"A": good, "B": Verdict.CHEAPEST, "C": bad, "D": Verdict.UNKNOWN, "E": close}
+
+
+@given(st.lists(st.integers(-5, 5), min_size=2, max_size=12), st.floats(0, 2))
+def test_so_many_repetitions_decide(values, error):
+    """As many as it takes until Student's interval of this mean and deviation leaves out 0, and no fewer."""
+    from scipy import stats
+
+    made, most = to_decide(values, error=error, most=40), 40
+    mean, deviation = abs(np.mean(values)) - error, np.std(values, ddof=1)
+
+    def decides(count):
+        return stats.t.ppf(0.975, count - 1) * deviation / math.sqrt(count) < mean
+
+    counts = [count for count in range(len(values), most + 1) if decides(count)]
+    halves = [stats.t.ppf(0.975, count - 1) * deviation / math.sqrt(count) for count in range(len(values), most + 1)]
+    near = any(math.isclose(half, mean, rel_tol=2e-3, abs_tol=1e-9) for half in halves)
+    assert near or made == next(iter(counts), None)
+
+
+def test_one_repetition_says_nothing_about_more():
+    assert to_decide([0.3]) is None
+    assert to_decide([0.2, 0.2, 0.2]) == 3
+    assert to_decide([0.0, 0.0]) is None
+    assert to_decide([0.98, 0.99, 0.97], than=0.9, error=0.2) is None  # closer than the simulator's error

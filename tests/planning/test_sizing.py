@@ -1,0 +1,100 @@
+"""The least fleet: its question, its programme with a region lost, its search by simulation, and its file."""
+
+import numpy as np
+import pytest
+
+from controlplane.planning.sizing.question import Question, curve_of
+from scheduling.planning.problem import TOLERANCE
+from scheduling.planning.sizing import Sought, carried, confirm, least, settle
+from tests.planning.drawn_capacity import drawn
+
+
+def asked(survives_loss=False, **changes):
+    """Return a question of two models, two regions and two types: the second costs less for the second model."""
+    values = {
+        "models": ["small", "large"], "regions": ["east", "west"], "gpu_types": ["a", "b"],
+        "demand_tokens_per_s": np.array([[900.0, 400.0], [500.0, 500.0]]),
+        "capability_tokens_per_s": np.array([[500.0, 600.0], [0.0, 400.0]]),
+        "gpus": np.array([[1, 1], [1, 2]]), "usd_per_hour": np.array([1.0, 2.0]), "survives_loss": survives_loss,
+    }  # fmt: skip
+    return Sought(**values | changes)
+
+
+@pytest.mark.parametrize("survives_loss", [False, True])
+def test_the_least_fleet_serves_all_demand_and_without_each_region_where_that_is_asked(survives_loss):
+    sought = asked(survives_loss)
+    counts = least(sought)
+    served = (counts * sought.capability_tokens_per_s[:, None, :]).sum(axis=2)
+    need = sought.demand_tokens_per_s.sum(axis=1) * (1 - TOLERANCE)
+    assert np.all(served.sum(axis=1) >= need)
+    assert np.all(served.min(axis=1) >= need) == survives_loss
+    assert not counts[1, :, 0].any(), "the second model does not fit the first type"
+    fewer = [counts - np.eye(counts.size, dtype=int)[at].reshape(counts.shape) for at in np.flatnonzero(counts)]
+    problem = sought.problem(sought.demand_tokens_per_s)
+    assert all(problem.shortage(each).any for each in fewer)
+
+
+def test_gpus_carry_as_much_as_fits_on_them():
+    sought, factor = asked(epsilon=1e-6), np.ones(2)
+    counts = least(sought)
+    units = (counts * sought.gpus[:, None, :]).sum(axis=0)
+    assert carried(sought, units, factor) * 1.02 >= 1.0
+    assert carried(sought, 4 * units, factor) > 3.0
+    assert carried(sought, 0 * units, factor) == 0.0
+
+
+def limited(able):
+    """Return a judge: a model keeps its promise where it has *able* instances, and half of it otherwise."""
+    return lambda counts: np.where(counts.sum(axis=(1, 2)) >= able, 0.97, 0.5)[:, None]
+
+
+def test_the_search_raises_what_misses_and_trims_what_keeps():
+    sought = asked()
+    first = least(sought).sum(axis=(1, 2))
+    for able in (first + 3, np.maximum(1, first - 1)):
+        settled = settle(sought, limited(able), np.array([0.95]))
+        best = settled.cheapest(np.array([0.95]))
+        assert [int(one.counts.sum()) for one in best] == able.tolist()
+        assert settled.tried.any()
+    assert settle(sought, limited([500, 500]), np.array([0.95])).cheapest(0.95) == [None, None]
+
+
+def test_other_requests_add_instances_until_they_hold():
+    sought, able = asked(), np.array([5, 7])
+    counts, met = confirm(sought, least(sought), limited(able), np.array([0.95]))
+    assert np.all(counts.sum(axis=(1, 2)) >= able)
+    assert np.all(met >= 0.95)
+
+
+@pytest.mark.parametrize(("seed", "survives_loss"), [(0, False), (1, True), (2, False)])
+def test_one_gpu_less_than_the_least_drawn_fleet_breaks_a_promise(seed, survives_loss):
+    sought, fleet = drawn(seed, survives_loss)
+    settled = settle(sought, fleet.first, fleet.wanted, nines=())
+    best = settled.cheapest(fleet.wanted)
+    counts = np.array([one.counts for one in best])
+    assert all(one.keeps(fleet.wanted) for one in best)
+    assert settled.tried[counts > 0].all()
+    lost = [None, *range(len(sought.regions))] if survives_loss else [None]
+    for at in np.argwhere(counts > 0).tolist():
+        fewer = counts.copy()
+        fewer[tuple(at)] -= 1
+        met = []
+        for region in lost:
+            left = fewer.copy()
+            if region is not None:
+                left[:, region] = 0
+            met.append(fleet.first(left)[at[0]])
+        assert np.nanmin(met) < fleet.wanted[0], f"{at} could do with one less"
+
+
+def test_demand_grows_by_a_percentage_or_a_curve():
+    monthly = Question(percent=10, months=6)
+    assert monthly.factor(6) == pytest.approx(1.1**6)
+    assert monthly.months_until(1.5) == pytest.approx(4.3)
+    curve = Question(growth="curve", curve="month;factor\n1;1.2\n2;1.6")
+    assert (curve.over_months, curve.factor(0.5), curve.factor(2)) == (2, 1.1, 1.6)
+    assert curve.months_until(1.4) == 1.6
+    assert curve.months_until(2.0) is None
+    assert Question(growth="forecast").factor(0) == 1.0
+    with pytest.raises(ValueError, match="line 2 is 'x'"):
+        curve_of("1, 1.1\nx")
