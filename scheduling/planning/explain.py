@@ -39,7 +39,8 @@ def binding_rows(plan: Plan) -> list[str]:
             share, peak = problem.epsilon[i, j], float(problem.peak_tokens_per_s[i, j])
             what = f"{share:.0%} of its peak of {_rate(peak)} must be served in the region"
             if share * peak < problem.guarded_tokens_per_s[i, j]:
-                what = f"what is asked for now needs {_rate(float(problem.load_tokens_per_s[i, j]))}, and no plan goes below it"
+                now = _rate(float(problem.load_tokens_per_s[i, j]))
+                what = f"what is asked for now needs {now}, and no plan goes below it"
             rows.append(f"{name}: {what}, where capacity is {_rate(able)}")
         if 0 < counts[i, j] == problem.min_instances[i, j]:
             rows.append(f"{name}: at its minimum of {_count(counts[i, j])}")
