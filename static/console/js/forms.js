@@ -61,8 +61,7 @@ export function startEstimates() {
   form.addEventListener("input", () => {
     clearTimeout(timer);
     timer = setTimeout(() => {
-      const same = new Set([...form.querySelectorAll("[data-was]")].filter(({ value, dataset }) => value === dataset.was).map(({ name }) => name));
-      const entered = [...new FormData(form)].filter(([name, value]) => name !== "csrfmiddlewaretoken" && value !== "" && !same.has(name));
+      const entered = [...new FormData(form)].filter(([name, value]) => name !== "csrfmiddlewaretoken" && value !== "");
       history.replaceState(null, "", `?${new URLSearchParams(entered)}`);
       ask();
     }, ESTIMATE_MS);
