@@ -62,9 +62,7 @@ KEYS = Resource(
         Column("budgets", label="Budgets", source="pk", rest=False, draw="console/keys/budgets_cell.html", kind="wrap"),
     ),
     filters=(
-        search_in(
-            "name", "prefix", control=Search("q", "Search by name or first characters", "Name or first characters")
-        ),
+        search_in("name", "prefix", control=Search("q", "Search by name or first characters", "Search keys")),
         Filter("tenant", "tenant__name"),
         Filter("show", by_state, rest=False, control=Hidden("show", ("usable", "all"), "usable")),
     ),
