@@ -61,6 +61,7 @@ class TestInstances:
             "host": "",
             "failures": 0,
             "held": "",
+            "restart": "",
             "tier": "gpu",
             "swap_group": None,
             "outdated": [],
@@ -80,7 +81,7 @@ class TestInstances:
         instance = make_instance()
         InstanceCommand.objects.create(instance=instance, verb=CommandVerb.START, actor="x", state="done")
         detail = sign_in("viewer").get("instances/instance-1").json()
-        assert detail["possible_actions"] == ["drain", "stop", "sleep"]
+        assert detail["possible_actions"] == ["drain", "stop", "restart", "sleep"]
         assert [command["verb"] for command in detail["commands"]] == ["start"]
 
 

@@ -147,7 +147,7 @@ def test_several_instances_are_acted_on_at_once(acting, make_instance):
 
 def test_the_list_of_what_needs_an_eye_names_who_holds_it(held):
     row = {"model": held.deployment.model.name, "region": held.deployment.region.name, "instances_ready": 0}
-    [problem] = find({"endpoints": [row | {"waiting": 0}]}, read_known(timezone.now())).found
+    [problem] = find({"endpoints": [row | {"waiting": 0}]}, read_known(timezone.now()))
     assert "held by" in problem.words
     assert "kernel update" in problem.words
 

@@ -41,7 +41,6 @@ class TestWithout:
         text = page("model", deployment.model.name)
         assert f"The forecaster mlstm {SENTENCE}" in text
         assert "mLSTM (now) (not installed)" in text
-        assert f"The forecaster mlstm {SENTENCE}" in page("scaling")
         assert "mlstm (not installed)" in page("settings")
 
     def test_models_offer_no_training_on_an_encoder(self, page, client):
