@@ -133,7 +133,7 @@ INSTANCES = Resource(
             for name in ("startup", "kv_capacity_tokens", "host", "failures", "held", "restart", "created_at")
         ),
         live("running", "Running (requests)", "running_of"),
-        live("waiting", "Waiting (requests)", "count"),
+        live("waiting", "Waiting (requests)", "count", leaves=LEAVES),
         Column("max_num_seqs", "Limit (requests)", rest=False),
         Column(
             "use_ratio",

@@ -42,13 +42,13 @@ PLANNING = {
 }
 """Pages that need forecasts, plans and moves."""
 WITH_DATA = {
-    "overview-table", "instance", "instance-failed", "nodes", "request", "usage-by-model", "event", "settings",
+    "overview-table", "instance", "instance-failed", "node", "request", "usage-by-model", "event", "settings",
     "not-violated", "plan", "model", "model-tables",
 }  # fmt: skip
 FIRST_DAY = {name: path for name, path in (PAGES | PLANNING).items() if name not in WITH_DATA} | {
-    name: f"/{name}/" for name in ("batches", "spot", "applications", "queues")
+    name: f"/{name}/" for name in ("batches", "applications", "queues")
 }
-LIVE = ("overview", "instances", "instance", "events", "system")
+LIVE = ("overview", "fleet", "instance", "events", "system")
 
 
 def advice() -> ScalingPlan:

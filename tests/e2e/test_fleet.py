@@ -1,5 +1,7 @@
 """The fleet as operators use it: stop means stop, maintenance of a node, and one act on several instances."""
 
+import re
+
 import pytest
 from playwright.sync_api import expect
 
@@ -70,7 +72,7 @@ def test_instances_selected_by_key_and_range_are_drained_at_once(restored, open_
     assert {names[0], names[2]} <= {each.removeprefix("Select ") for each in chosen}
     page.get_by_role("button", name="Act on them…").click()
     expect(page.locator("dialog[open]")).to_contain_text(names[2])
-    page.locator("dialog[open]").get_by_label("Drain").check()
+    page.locator("dialog[open]").get_by_role("radio", name=re.compile("^Drain")).check()
     keep(page, "bulk-dialog")
     confirm(page, "a new driver", "Carry out")
     expect(page.locator(".messages")).to_contain_text("Drain: ")

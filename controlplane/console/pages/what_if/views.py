@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any, Final
 
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
 from django.urls import reverse
 from django.utils import timezone
@@ -64,6 +64,8 @@ def what_if(request: HttpRequest, pk: int) -> HttpResponseBase:
     """Show the comparison; the address says which class and which future."""
     row = get_object_or_404(WhatIf, pk=pk)
     seen = _ComparisonPage(request, row)
+    if not seen.rows:
+        raise Http404(f"What-if {pk} has no futures.")
     if request.GET.get("format") == "csv":
         for chart in seen.charts():
             if chart.key == request.GET.get("table"):
