@@ -51,6 +51,20 @@ def test_the_answer_its_file_and_rest_have_the_same_numbers(client, viewer, depl
     assert answer["state"] == CapacityState.DONE
 
 
+def test_a_plan_is_asked_for_by_rest(client, viewer, operator, deployment, slo_class):
+    def ask(question):
+        answer = client.post("/api/capacity-plans", question, content_type="application/json")
+        return answer.status_code, answer.json()
+
+    client.force_login(viewer)
+    assert ask({})[0] == 403
+    client.force_login(operator)
+    status, made = ask({"months": 3})
+    assert (status, made["question"]["months"], CapacityPlan.objects.get().pk) == (202, 3, made["id"])
+    status, refused = ask({"gpus": {"none": 1.0}})
+    assert (status, refused["error"]["field"]) == (422, "gpus")
+
+
 def test_a_plan_in_progress_shows_its_phase_and_is_drawn_anew_with_its_first_answer(deployment, slo_class, operator):
     row = services.ask({}, operator)
     topic = f"capacity:{row.pk}"

@@ -90,7 +90,7 @@ def test_it_reads_what_is_there_and_what_follows(make_feed, real_redis):
     assert feed.state().source == Source.SILENT  # no summary yet
     fill_history(real_redis.client, FEED, 30)
     publish(real_redis.client, FEED)
-    feed._due["history"] = 0.0
+    feed._history_due = 0.0
     until(lambda: feed.latest().source == Source.LIVE and len(feed.latest().history) == 30)
     state = feed.latest()
     assert len(state.tables["instances"]) == 6

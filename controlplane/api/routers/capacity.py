@@ -5,7 +5,7 @@ from typing import Any
 from django.db.models import QuerySet
 from django.http import HttpResponse
 from django.shortcuts import get_object_or_404
-from ninja import Router, Status
+from ninja import Body, Router, Status
 from ninja.pagination import paginate
 
 from controlplane.accounts.models import Role
@@ -50,7 +50,7 @@ class RegionLossOut(Described):
 
 
 @router.post("/capacity-plans", response={202: CapacityPlanDetail})
-def plan_capacity(request: ApiRequest, body: dict[str, Any]) -> Status[CapacityPlan]:
+def plan_capacity(request: ApiRequest, body: Body[dict[str, Any]]) -> Status[CapacityPlan]:
     """Have a worker find the least fleet, as the body's question asks (`question` of an answer). 422 names the field."""
     user = request.auth.require(Role.OPERATOR)
     try:

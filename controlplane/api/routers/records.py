@@ -105,10 +105,9 @@ class LimitsIn(APPLICATION.change):  # type: ignore[name-defined, misc]
 def limit_application_runs(request: ApiRequest, application_id: int, body: LimitsIn, if_match: str = IfMatch) -> Any:
     """Change what a run may take. Only what is given changes; null ends a limit. Requires the role operator, in the tenant
     or over the fleet."""
-    person, rows = request.auth.person, visible_applications(request.auth)
+    person = request.auth.person
+    rows = visible_applications(request.auth).filter(tenant__in=tenants_with_role(person, Role.OPERATOR))
     row = get_object_or_404(rows, pk=application_id)
-    if not tenants_with_role(person, Role.OPERATOR).filter(pk=row.tenant_id).exists():
-        raise ApiError(403, "forbidden", "You do not manage the applications of such a tenant.", "tenant")
     given = body.model_dump(exclude_unset=True, exclude={"reason"})
     inventory.change(APPLICATION, row, given, person, body.reason, read_at=conditions.event_of(if_match))
     return rows.get(pk=row.pk)
