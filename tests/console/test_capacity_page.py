@@ -62,7 +62,7 @@ def test_a_plan_is_asked_for_by_rest(client, viewer, operator, deployment, slo_c
     status, made = ask({"months": 3})
     assert (status, made["question"]["months"], CapacityPlan.objects.get().pk) == (202, 3, made["id"])
     status, refused = ask({"gpus": {"none": 1.0}})
-    assert (status, refused["error"]["field"]) == (422, "gpus")
+    assert (status, refused["error"]["field"]) == (422, "gpus-none")
 
 
 def test_a_plan_in_progress_shows_its_phase_and_is_drawn_anew_with_its_first_answer(deployment, slo_class, operator):
