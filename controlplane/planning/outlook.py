@@ -102,8 +102,8 @@ def see(model: str, region: str, hours: float, now: datetime, hours_ahead: int =
     by_start = {window.start: window for window in expected}
     hourly = {window.start: window for window in further if window.start + timedelta(seconds=HOUR_S) > until}
     stride = -(-len(starts) // POINTS)
-    shown = starts[(len(starts) - 1) % stride :: stride]
-    by_over = dict(zip(over, actual, strict=True))
+    places = range((len(starts) - 1) % stride, len(starts), stride)
+    shown = [starts[at] for at in places]
     loads = endpoint_loads(now)
     # The window that runs now has what there is now.
     moments = [now if start + timedelta(seconds=window_s) > now else start for start in shown if start <= now]
@@ -113,7 +113,7 @@ def see(model: str, region: str, hours: float, now: datetime, hours_ahead: int =
         starts=shown,
         window_s=window_s,
         now=now,
-        actual=[by_over.get(start) for start in shown],
+        actual=[_mean(actual[at : at + stride]) for at in places],
         expected=[by_start.get(start) or hourly.get(demand.window_start(start, HOUR_S)) for start in shown],
         capacity=capacity + [None] * (len(shown) - len(capacity)),
         planned=_planned(model, region, now, loads) if known else None,
@@ -123,6 +123,11 @@ def see(model: str, region: str, hours: float, now: datetime, hours_ahead: int =
         accuracy=selectors.accuracy(expected, counted),
         unforecast=_unforecast(model, region, forecasts, now),
     )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _forecasts(model: str, region: str, now: datetime) -> list[Forecast]:
