@@ -240,12 +240,13 @@ async def test_the_first_dispatcher_has_the_figures_of_all_relays_and_each_relay
     def shown():
         return dispatcher.publisher.summary.snapshot()["relays"]
 
-    assert [each["name"] for each in shown()] == names
+    assert [each["name"] for each in shown()] == sorted(names)  # which end in drawn characters
     assert {(each["state"], each["active"], each["streaming"], each["pid"]) for each in shown()} == {
         ("serving", 0, 0, os.getpid())
     }
     relays[0].gateway.step_down()
-    await until(lambda: [each["state"] for each in shown()] == ["draining", "serving"])
+    states = dict(zip(names, ("draining", "serving"), strict=True))
+    await until(lambda: {each["name"]: each["state"] for each in shown()} == states)
     clock = dispatcher.dispatching.measures.clock
     dispatcher.dispatching.measures.clock = lambda: clock() + 2 * RELAY_SILENT_S
     assert shown() == []
