@@ -76,7 +76,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "tests/experiments": (1114, 750),
     "tests/fleet": (5815, 3090),
     "tests/forecasting": (2529, 1860),
-    "tests/gateway": (10985, 7245),
+    "tests/gateway": (10986, 7245),
     "tests/jobs": (484, 410),
     "tests/lengths": (1303, 1140),
     "tests/lint": (429, 425),
