@@ -1,7 +1,7 @@
 """Sizes of published models by the names that they are served by, as their authors publish them.
 
-They are typed in, since no machine of the tests reaches a model hub; a form that is filled with them can be changed. Context is
-what the model was trained for; weights are in the precision in which they are published.
+They are typed in, since no machine of the tests reaches a model hub; a form that is filled with them can be changed.
+Context is what the model was trained for; weights are in the precision in which they are published.
 """
 
 from dataclasses import dataclass
