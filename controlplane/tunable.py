@@ -213,9 +213,6 @@ class Routing(Group):
     PREWARM_SHARE: Annotated[Share, PER_MODEL] = 0.05
     """Maximum share of an instance's time for computing system prompts before their calls, under the router `least_delay`;
     0 computes none."""
-    REORDER_BY: Literal["search", "programme"] = "search"
-    """Global scheduler of the order `qlm`: the search, or the search followed by the exact `programme` where there are few
-    groups."""
 
     @field_validator("TENANT_WEIGHTS")
     @classmethod

@@ -14,7 +14,7 @@ from controlplane.dispatch.observation import Demand
 from controlplane.dispatch.outcomes import Outcomes
 from controlplane.dispatch.prewarming import LivePrewarming
 from controlplane.dispatch.promises import Promises
-from controlplane.dispatch.reordering import Ask, ReorderedQueues
+from controlplane.dispatch.reordering import ReorderedQueues, Solver
 from controlplane.dispatch.runs import ApplicationRuns, run_stopped
 from controlplane.dispatch.spot import Spot
 from controlplane.dispatch.stages import Stage
@@ -27,10 +27,10 @@ from scheduling.routing.models import ModelRule
 
 
 class Dispatcher(Core):
-    """Takes the gateway's records with `take`, and answers through *deliver*; *ask* has a worker order the queues."""
+    """Takes the gateway's records with `take`, and answers through *deliver*; *background* orders long queues."""
 
     def __init__(
-        self, topology: Topology, clock: Callable[[], float], *, deliver: port.Deliver, ask: Ask | None = None
+        self, topology: Topology, clock: Callable[[], float], *, deliver: port.Deliver, background: Solver | None = None
     ) -> None:
         super().__init__(topology, clock, deliver)
         self.suspects = Suspects(topology, clock)
@@ -48,7 +48,7 @@ class Dispatcher(Core):
         self.prewarming = LivePrewarming(self.fleet, self.runs)
         self.waits = WaitEstimates(self.fleet)
         self.fallbacks = ModelFallbacks(self, self.waits)
-        self.reordering = ReorderedQueues(self.fleet, clock, ask)
+        self.reordering = ReorderedQueues(self.fleet, clock, background)
         self.holding = HeldRequests(self.fleet, deliver)
         acting = self.queue, self.placement, self.waits, self.holding
         self.sweeping = Sweeping(self, *acting, self.fallbacks)

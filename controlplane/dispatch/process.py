@@ -29,8 +29,8 @@ from controlplane.dispatch.queues.commands import LOOK_S, Commands
 from controlplane.dispatch.queues.operations import QueueOperations
 from controlplane.dispatch.registrations import Registrations
 from controlplane.dispatch.relays import Relays
+from controlplane.dispatch.reordering import in_thread
 from controlplane.dispatch.snapshot import Snapshot
-from controlplane.dispatch.solving import CelerySolver
 from controlplane.events.services import guard
 from controlplane.jobs.record import Jobs
 from controlplane.tuning.selectors import Values
@@ -92,8 +92,7 @@ class Dispatching:
         self.relays = Relays(
             clock, number=number, local=local, take=self.take, left=self._relay_left, owns=lambda: self.serving
         )
-        self.solver = CelerySolver(settings.REDIS_URL)
-        self.dispatcher = Dispatcher(topology, clock, deliver=self.relays.deliver, ask=self.solver.ask)
+        self.dispatcher = Dispatcher(topology, clock, deliver=self.relays.deliver, background=in_thread)
         self.registrations = Registrations(clock, REGISTERING_S if settings.DISPATCHER_BIND else 0.0)
         self.dispatcher.placement.places = lambda shard: self.owns() and self.registrations.complete(shard)
         self.heartbeats = Heartbeats(
@@ -175,7 +174,6 @@ class Dispatching:
     async def stop(self) -> None:
         self.kv_caches.close()
         await self.scaling.stop()
-        await self.solver.stop()
         await self.commands.stop()
         self.relays.close()
 

@@ -130,10 +130,6 @@ class QueueRegion(PublishedRow):
     """The same in order of arrival, over all regions."""
     solved_ms: float | None
     solved_at: float | None
-    pending_s: float | None
-    """Time since a worker's answer was requested."""
-    fallbacks: int
-    """Answers that did not arrive."""
 
 
 @dataclass(frozen=True, config=PublishedRow.model_config)

@@ -249,7 +249,6 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
         "policies": {
             **to_builtins(live_policy(partial(getattr, tuned()))),
             "max_hold_s": tuned().MAX_HOLD_S,
-            "reordering": tuned().REORDER_BY,
             "prewarming": HERMES,
             "late_runs_last": tuned().LATE_RUNS_LAST,
             "prewarm_k": tuned().PREWARM_K,

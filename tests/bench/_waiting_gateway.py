@@ -32,7 +32,7 @@ class WaitingGateway:
         self.gateway = Gateway(ScalingLoop)
         self.dispatcher = self.gateway.dispatching.dispatcher
         self.dispatcher.placement.places = lambda shard: True  # without the database
-        self.dispatcher.reordering.ask = None  # no other process proves orders here
+        self.dispatcher.reordering.background = None  # answers come at once
         self.gateway.requests.on_event = lambda record: None  # nobody waits for the answers
         self.inventory = Inventory(
             models={name: ModelSpec(name, 32_768, 0) for name in POLICIES},

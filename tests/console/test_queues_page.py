@@ -32,8 +32,8 @@ def lane(name="instance-1", **values):
 
 def summary_queues(groups, instances, **values):
     row = dict.fromkeys(QUEUE_COLUMNS) | {"region": "us-east", "waiting": 172, "groups": len(groups), "queues": 1,
-                                          "at_risk": 1, "late": 1, "fallbacks": 0} | values  # fmt: skip
-    change = dict.fromkeys(REORDER_COLUMNS) | {"at": 1_800_000_000.0, "by": "in process", "why": "2 groups would be late",
+                                          "at_risk": 1, "late": 1} | values  # fmt: skip
+    change = dict.fromkeys(REORDER_COLUMNS) | {"at": 1_800_000_000.0, "by": "scheduler", "why": "2 groups would be late",
                                                "what": "3 of 7 groups moved", "before_ratio": 0.9, "after_ratio": 0.97,
                                                "before_late_s": 4.0, "after_late_s": 1.0, "took_ms": 12.0}  # fmt: skip
     return {

@@ -1,28 +1,23 @@
-"""The global scheduler on the dispatcher's queues: in this process, by a worker, late, and not at all."""
+"""The global scheduler on the dispatcher's queues: on the event loop and in a thread."""
 
 import asyncio
+import threading
 
-import msgspec
-import numpy as np
 import pytest
 
 from controlplane.console.live.state import rows_of
-from controlplane.dispatch import reordering, solving
+from controlplane.dispatch import reordering
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
 from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.port import Advanced, Asked, Evict, Finished, Left, Placed, Refused
 from controlplane.dispatch.queues.view import QueuesView
-from controlplane.dispatch.solving import CelerySolver, pack_problem, read_order, unpack_problem
 from controlplane.events.models import Event
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.planning.execution import rows
-from scheduling.control.reordering import AGAIN_S
 from scheduling.policy import EndpointPolicy
 from scheduling.queueing.global_scheduler import solve
-from scheduling.queueing.reordering.rules import PROGRAMME, SEARCH
-from scheduling.queueing.reordering.scheduler import reorder
-from scheduling.queueing.snapshot import snapshot
+from tests.gateway.conftest import until
 
 
 class Served:
@@ -82,10 +77,6 @@ class Served:
             self.finish()
         return order
 
-    def seen(self):
-        topology = self.topology
-        return snapshot(topology.fleet, topology.arrays, self.dispatcher.queue.arrays, self.now_s)
-
 
 def served_late():
     """Long answers are due shortly before many short ones: sorted by due time all would be late."""
@@ -137,50 +128,29 @@ def test_requests_that_waited_when_the_order_changed_know_their_group():
     assert {request.group for request in served.dispatcher.queue.of(endpoint)} == {0}
 
 
-def test_many_groups_go_to_a_worker_whose_answer_may_be_late_or_missing(late, monkeypatch):
-    monkeypatch.setattr(reordering, "IN_PROCESS_GROUPS", 1)
-    asked = []
-    late.dispatcher.reordering.ask = lambda seen, by, answered: asked.append((seen, answered))
-    late.dispatcher.sweep()
-    late.dispatcher.sweep()
-    assert len(asked) == 1  # one at a time
-    seen, answered = asked[0]
-    late.finish()
-    answered(solve(seen, moves=5_000))
-    assert late.dispatcher.reordering.control.reordered
-    assert late.dispatcher.reordering.pending_s is None
+async def test_many_groups_are_ordered_in_a_thread_while_requests_come_and_go(late, monkeypatch):
+    monkeypatch.setattr(reordering, "AT_ONCE_GROUPS", 1)
+    searching, release, calls = threading.Event(), threading.Event(), []
 
-    late.now_s += AGAIN_S
+    def search(seen, budget_s):
+        calls.append(threading.current_thread())
+        searching.set()
+        release.wait(10.0)
+        return solve(seen, moves=5_000)
+
+    monkeypatch.setattr(reordering, "solve", search)
+    scheduler = late.dispatcher.reordering
+    scheduler.background = reordering.in_thread
     late.dispatcher.sweep()
-    late.now_s += reordering.PATIENCE_S + 1
+    await asyncio.to_thread(searching.wait, 10.0)
     late.dispatcher.sweep()
-    assert late.dispatcher.reordering.fallbacks == 1
-    late_answer = solve(asked[1][0], moves=100)
-    count = late.dispatcher.reordering.control.reordered
-    asked[1][1](late_answer)
-    assert late.dispatcher.reordering.control.reordered == count
+    late.finish()  # meanwhile who is due first is served
+    release.set()
+    await until(lambda: scheduler.control.reordered)
+    assert [thread is threading.main_thread() for thread in calls] == [False]  # one at a time
+    assert scheduler.changes[-1].after_late_s < scheduler.changes[-1].before_late_s
     assert sorted([1, *late.drain()]) == list(range(1, 25))  # the first was done before
     assert not late.refused
-
-
-def test_what_goes_to_a_worker_comes_back_as_it_was(late):
-    seen = late.seen()
-    problem, previous = unpack_problem(pack_problem(seen.problem, seen.previous))
-    for mine, theirs in zip((*seen.problem, *seen.previous), (*problem, *previous), strict=True):
-        np.testing.assert_array_equal(mine, theirs)
-    answer = reorder(problem, previous, moves=5_000)
-    judged = read_order(msgspec.json.encode(answer.order.queues()), seen)
-    for mine, theirs in ((answer.before, judged.before), (answer.after, judged.after)):
-        assert (mine.objective, mine.attainment) == (theirs.objective, theirs.attainment)
-    assert (judged.changed, judged.shortage.seconds) == (answer.changed, answer.shortage.seconds)
-
-
-async def test_a_broker_that_is_away_is_an_answer_that_does_not_come(late, monkeypatch):
-    monkeypatch.setattr(solving, "send_task", lambda *args, **options: False)
-    solver, answered = CelerySolver("redis://127.0.0.1:1/0"), asyncio.get_running_loop().create_future()
-    solver.ask(late.seen(), SEARCH, answered.set_result)
-    assert await answered is None
-    await solver.stop()
 
 
 def test_what_would_be_late_has_what_can_wait_leave_and_says_at_what_price():
@@ -220,30 +190,6 @@ def test_an_eviction_is_an_event_with_its_price():
         "3 evicted: 4.5 s of lateness less, for 900 tokens (0.25 s) computed again."
     )
     assert (event.inputs["gain_s"], event.inputs["cost_s"]) == (4.5, 0.25)
-
-
-def answering(late):
-    """A worker's task answered at once by the worker's code, as text."""
-    asked = []
-
-    def ask(seen, by, answered):
-        asked.append((seen, by))
-        answer = reorder(*unpack_problem(pack_problem(seen.problem, seen.previous)), 0.05, by=by)
-        answered(read_order(msgspec.json.encode(answer.order.queues()), seen))
-
-    late.dispatcher.reordering.ask = ask
-    return asked
-
-
-def test_the_programme_in_place_of_the_search_is_solved_by_a_worker(late):
-    late.topology.tuned = late.topology.tuned.model_copy(update={"REORDER_BY": "programme"})
-    late.dispatcher.sweep()
-    assert late.dispatcher.reordering.changes[-1].by == "in process"  # nobody to ask: the search
-    late.now_s += AGAIN_S
-    asked = answering(late)
-    late.dispatcher.sweep()
-    assert [by for _, by in asked] == [PROGRAMME]
-    assert sorted(late.drain()) == list(range(1, 25))
 
 
 def test_lost_requests_are_shown_as_late_despite_another_due_time():

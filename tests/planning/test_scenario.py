@@ -77,7 +77,7 @@ def test_marks_that_an_operator_changed_are_simulated(staged, make_instance):
     model = Model.objects.get(name=PLACE[0])
     ScalingPolicy.objects.create(model=model, strategy="reactive", mode=PolicyMode.AUTO)
     for name, value in {
-        "SPILL_ABOVE": 0.55, "MAX_HOLD_S": 40.0, "REORDER_BY": "programme",
+        "SPILL_ABOVE": 0.55, "MAX_HOLD_S": 40.0,
     }.items():  # fmt: skip
         tuning.change(name, value, "test")
     for name, value in {
@@ -88,7 +88,6 @@ def test_marks_that_an_operator_changed_are_simulated(staged, make_instance):
     policy = made.cluster.policy(PLACE)
     assert {each.out_above for each in made.scaled.strategies.values()} == {0.6}
     assert (policy.look_ahead.overload_above, policy.region_threshold, policy.swap_by_queue) == (0.5, 0.55, False)
-    assert made.cluster.reordering == "programme"
     assert set(made.requests.hold_s) == {40.0}
     assert made.scaled.floor == {PLACE: Floor(cooldown_s=30.0)}
     tuning.change("FLOOR", False, "test")

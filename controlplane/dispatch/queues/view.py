@@ -120,8 +120,6 @@ class QueuesView:
                     "fcfs_ratio": None if fcfs is None or not requests else round(fcfs, 4),
                     "solved_ms": round(solved.took_ms, 2) if solved and solved.took_ms is not None else None,
                     "solved_at": solved.at if solved else None,
-                    "pending_s": reordering.pending_s,
-                    "fallbacks": reordering.fallbacks,
                 }
             )
         return rows
