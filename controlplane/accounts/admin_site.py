@@ -1,7 +1,7 @@
 """The admin site, and the rights of each fleet role there.
 
-Rights follow `User.fleet_role` alone, not Django's permission rows: viewers and operators read (operators also act on
-instances), admins edit. Signing in is the console's business.
+Rights follow `User.fleet_role` alone, not Django's permission rows: viewers and operators read, admins edit.
+Signing in is the console's business.
 """
 
 from typing import TypeVar, cast
@@ -57,10 +57,8 @@ class FleetAdminSite(admin.AdminSite):
 
 
 class RoleAdmin(admin.ModelAdmin[Row]):
-    """Admin page read by *view_role* and edited by *edit_role*."""
+    """Admin page that the fleet's people read and admins edit."""
 
-    view_role = Role.VIEWER
-    edit_role = Role.ADMIN
     list_per_page = 50
     save_on_top = False
 
@@ -69,23 +67,16 @@ class RoleAdmin(admin.ModelAdmin[Row]):
         return super().changelist_view(request, {"title": title} | (extra_context or {}))
 
     def has_module_permission(self, request: HttpRequest) -> bool:
-        return has_role(request, self.view_role)
+        return has_role(request, Role.VIEWER)
 
     def has_view_permission(self, request: HttpRequest, obj: Row | None = None) -> bool:
-        return has_role(request, self.view_role)
+        return has_role(request, Role.VIEWER)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        return has_role(request, self.edit_role)
+        return has_role(request, Role.ADMIN)
 
     def has_change_permission(self, request: HttpRequest, obj: Row | None = None) -> bool:
-        return has_role(request, self.edit_role)
+        return has_role(request, Role.ADMIN)
 
     def has_delete_permission(self, request: HttpRequest, obj: Row | None = None) -> bool:
-        return has_role(request, self.edit_role)
-
-    def has_operator_permission(self, request: HttpRequest) -> bool:
-        """For actions."""
-        return has_role(request, Role.OPERATOR)
-
-    def has_admin_permission(self, request: HttpRequest) -> bool:
         return has_role(request, Role.ADMIN)

@@ -1,4 +1,4 @@
-"""Admin of the inventory, of tenants and their budgets, and of alert rules."""
+"""Admin of the inventory."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,8 +7,13 @@ from django.http import HttpRequest
 
 from controlplane.fleet.inventory.kinds import (
     ADAPTER,
+    DEPLOYMENT,
     GPU_TYPE,
+    INSTANCE,
+    MODEL,
+    NODE,
     PROFILE,
+    REGION,
     SCHEDULE,
     SLO_CLASS,
     SWAP_GROUP,
@@ -17,13 +22,6 @@ from controlplane.fleet.inventory.kinds import (
 from controlplane.fleet.models import Launcher
 from controlplane.resources.admin import KindAdmin, register
 from controlplane.resources.forms import KindForm
-from controlplane.resources.instances import INSTANCES
-from controlplane.resources.inventory import (
-    DEPLOYMENTS,
-    MODELS,
-    NODES,
-    REGIONS,
-)
 
 PLACE = ("deployment__model", "deployment__region", "deployment__gpu_type")
 
@@ -60,9 +58,9 @@ class InstanceAdmin(KindAdmin):
 
 
 for each in (
-    REGIONS,
+    REGION,
     GPU_TYPE,
-    MODELS,
+    MODEL,
     ADAPTER,
     SLO_CLASS,
     WEIGHTED_TARGET,
@@ -71,10 +69,10 @@ for each in (
     PROFILE,
 ):
     register(each)
-register(NODES, "name", "region", "gpu_type", "gpu_count", "address", "active", "cordoned")
-register(DEPLOYMENTS, "model", "region", "gpu_type", "tensor_parallel", "min_instances", "max_instances", "active")
+register(NODE, "name", "region", "gpu_type", "gpu_count", "address", "active", "cordoned")
+register(DEPLOYMENT, "model", "region", "gpu_type", "tensor_parallel", "min_instances", "max_instances", "active")
 register(
-    INSTANCES,
+    INSTANCE,
     *("name", "state", "deployment", "node", "launcher", "state_changed_at"),
     base=InstanceAdmin,
     related=PLACE,

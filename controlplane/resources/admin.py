@@ -1,71 +1,28 @@
 """Django's admin from declarations: rows of a kind are written by `inventory.services`, as `/api` does.
 
-The operations of a resource are actions. What is only read is on pages, in REST and in files, and not here.
+What is only read, and what has a dialog in the console, is not here; operations are on the pages of their rows.
 """
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
-from django import forms
-from django.contrib import admin, messages
-from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib import admin
 from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.db.models import BooleanField, DateTimeField, Field, Model, QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
 
 from controlplane.accounts.admin_site import RoleAdmin
-from controlplane.accounts.models import Role
 from controlplane.accounts.requests import user_of
 from controlplane.events import since
 from controlplane.fleet.inventory import services
 from controlplane.fleet.inventory.kinds import Kind
 from controlplane.resources.forms import KindForm
-from controlplane.resources.resource import Operation, Resource
 
-CONFIRMED = "confirmed"
 LISTED = 9
 """Columns of a list."""
 TEXTS = ("CharField", "SlugField")
 FILTERED = (BooleanField, DateTimeField)
-
-
-class ReasonForm(forms.Form):
-    reason = forms.CharField(
-        max_length=255,
-        widget=forms.TextInput(attrs={"class": "vTextField", "autofocus": True}),
-        help_text="Kept with the event.",
-    )
-
-
-def action_of(operation: Operation) -> Any:
-    """Return the admin action of *operation*: it asks for a reason on its own page, then carries it out for each row."""
-
-    @admin.action(description=f"{operation.verb.capitalize()} (asks for a reason)", permissions=[operation.least])
-    def run(model_admin: admin.ModelAdmin[Any], request: HttpRequest, rows: QuerySet[Any]) -> HttpResponse | None:
-        form = ReasonForm(request.POST if CONFIRMED in request.POST else None)
-        if not form.is_valid():
-            context = model_admin.admin_site.each_context(request) | {
-                "opts": model_admin.model._meta,
-                "title": f"{operation.verb.capitalize()} {model_admin.model._meta.verbose_name_plural}",
-                "operation": operation,
-                "rows": rows,
-                "form": form,
-                "checkbox": ACTION_CHECKBOX_NAME,
-                "confirmed": CONFIRMED,
-            }
-            return TemplateResponse(request, "admin/reason.html", context)
-        for row in rows:
-            try:
-                done = operation.carry_out(row, user_of(request), form.cleaned_data["reason"])
-                model_admin.message_user(request, done if isinstance(done, str) else f"{row}: {operation.verb} is done")
-            except ValueError as error:
-                model_admin.message_user(request, str(error), messages.ERROR)
-        return None
-
-    run.__name__ = operation.verb
-    return run
 
 
 class KindAdmin(RoleAdmin[Any]):
@@ -135,17 +92,8 @@ class KindAdmin(RoleAdmin[Any]):
             self.delete_model(request, row)
 
 
-def register(
-    of: Kind | Resource,
-    *columns: str,
-    base: type[KindAdmin] = KindAdmin,
-    operations: Sequence[Operation] = (),
-    related: Sequence[str] = (),
-    view_role: Role = Role.VIEWER,
-) -> None:
-    """Add the admin of a kind, with the operations of its resource. Its list has *columns*, by default the first fields."""
-    kind = cast(Kind, of.kind if isinstance(of, Resource) else of)
-    operations = of.operations if isinstance(of, Resource) and not operations else operations
+def register(kind: Kind, *columns: str, base: type[KindAdmin] = KindAdmin, related: Sequence[str] = ()) -> None:
+    """Add the admin of *kind*. Its list has *columns*, by default the first fields."""
     fields: dict[str, Field[Any, Any]] = {field.name: field for field in kind.model._meta.concrete_fields}
     names = [name for name in dict.fromkeys((*kind.key, *kind.fixed, *kind.fields)) if name not in kind.secret]
     own = [name for name in names if name in fields]
@@ -153,7 +101,6 @@ def register(
     texts = [name for name in own if fields[name].get_internal_type() in TEXTS and not fields[name].choices]
     options = {
         "kind": kind,
-        "view_role": view_role,
         "search_fields": [*texts, *by],
         "autocomplete_fields": [name for name in kind.named if name in names and name != "api_key"],
     } | listed(
@@ -161,7 +108,7 @@ def register(
         related,
         *(columns or [name for name in own if fields[name].get_internal_type() != "JSONField"][:LISTED]),
     )
-    _add(kind.model, base, options, operations)
+    admin.site.register(kind.model, type(f"{kind.model.__name__}Admin", (base,), options))
 
 
 def listed(model: type[Model], related: Sequence[str], *columns: str) -> dict[str, Any]:
@@ -175,10 +122,3 @@ def listed(model: type[Model], related: Sequence[str], *columns: str) -> dict[st
             name for name, field in own.items() if field.choices or field.is_relation or type(field) in FILTERED
         ],
     }
-
-
-def _add(
-    model: type[Model], base: type[RoleAdmin[Any]], options: dict[str, Any], operations: Sequence[Operation]
-) -> None:
-    actions = [action_of(each) for each in operations if each.admin]
-    admin.site.register(model, type(f"{model.__name__}Admin", (base,), options | {"actions": actions}))

@@ -59,7 +59,6 @@ ALERTS = Resource(
             silence,
             "No message about its subject until a time, also if it opens again.",
             takes=SilenceIn,
-            admin=False,
         ),
     ),
     rows=lambda viewer: Alert.objects.select_related("rule"),

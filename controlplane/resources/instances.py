@@ -94,7 +94,6 @@ INSTANCES = Resource(
             "swap",
             swap,
             "The awake instance of its swap group drains and sleeps, then it wakes or starts.",
-            admin=False,
         ),
     ),
     rows=visible_instances,

@@ -61,7 +61,6 @@ PLACES = (
         maintain,
         "Until its end nothing is started there; instances there finish what they run, stop, and start again at its end.",
         takes=MaintenanceIn,
-        admin=False,
         form=True,
     ),
 )
@@ -364,7 +363,6 @@ DEPLOYMENTS = Resource(
             "Its instances restart with the current settings, one by one; each finishes what it runs first. "
             "`GET /api/deployments/{pk}/rollout` follows it.",
             takes=RolloutIn,
-            admin=False,
             form=True,
         ),
         Operation(
@@ -372,13 +370,11 @@ DEPLOYMENTS = Resource(
             lambda row, user, reason: f"{rollouts.cancel(row, user, reason)} is cancelled.",
             "Instances that drain for its rollout serve again.",
             needs_reason=False,
-            admin=False,
         ),
         Operation(
             "roll-back",
             lambda row, user, reason: f"{rollouts.go_back(row, user, reason)} goes back.",
             "Its rollout in progress, or the last one if it failed, goes back to the settings before.",
-            admin=False,
         ),
     ),
     rows=lambda viewer: selectors.deployments(),

@@ -193,7 +193,7 @@ class Nothing(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What is done with a row for a reason: `POST /NAME/ROW/VERB` in REST, and an action of the admin."""
+    """What is done with a row for a reason: `POST /NAME/ROW/VERB` in REST, and a button of its page."""
 
     verb: str
     carry_out: Callable[..., Any]
@@ -204,8 +204,6 @@ class Operation:
     needs_reason: bool = True
     takes: type[BaseModel] = Nothing
     """What it needs besides a reason."""
-    admin: bool = True
-    """Whether it is an action of the admin, too: there it has a reason alone."""
     form: bool = False
     """Whether the console offers it although it takes more than a reason: its dialog has the fields."""
 

@@ -209,7 +209,6 @@ REST = {
     "delete_membership": Reach(ADMIN, {"pk": "MEMBERSHIP"}, {}),
     "list_events": Reach(SIGNED_IN),
     "list_requests": Reach(SIGNED_IN, key=True),
-    "get_usage": Reach(SIGNED_IN, key=True),
     "sum_usage": Reach(SIGNED_IN, key=True),
     "list_waiting": Reach(SIGNED_IN, key=True),
     "list_wait_estimates": Reach(VIEWER),
@@ -263,11 +262,7 @@ EDITED = ("add", "change", "delete")
 
 # For each model of the admin: the least role that reads it, and what an admin may do there.
 ADMIN_MODELS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "accounts.budget": (VIEWER, EDITED),
-    "accounts.membership": (VIEWER, EDITED),
     "accounts.tenant": (VIEWER, ("add", "change")),
-    "accounts.user": (ADMIN, EDITED),
-    "alerts.alertrule": (VIEWER, EDITED),
     "applications.unitbackend": (VIEWER, EDITED),
     "fleet.adapter": (VIEWER, EDITED),
     "fleet.deployment": (VIEWER, EDITED),

@@ -10,7 +10,7 @@ from django.contrib import admin
 from django.http import QueryDict
 from django.urls import reverse
 
-from controlplane.accounts.models import Budget, Tenant
+from controlplane.accounts.models import Tenant
 from controlplane.applications.models import UnitBackend
 from controlplane.events.models import Event
 from controlplane.events.services import record
@@ -27,7 +27,6 @@ CHOICES = 3
 def build(inventory: Inventory) -> None:
     """At least one row of every registered model."""
     inventory.make_instance()
-    Budget.objects.create(tenant=inventory.acme, kind="usd_per_month", hard=400)
     SwapGroup.objects.create(name="shared")
     record("test.happened", inventory.acme, actor=inventory.fleet_admin, reason=inventory.member.username)
     WeightedTarget.objects.create(name="chat", target="llama-3.1-8b")

@@ -270,13 +270,14 @@ def test_a_webhook_is_shown_by_its_host_alone(client, fleet_admin, viewer):
     changed = client.patch(f"/api/alert-rules/{rule.pk}", {"for_s": 60}, content_type="application/json")
     assert changed.json()["for_s"] == 60
     assert AlertRule.objects.get(name="r").receivers == SECRET
-    admin = f"/admin/alerts/alertrule/{rule.pk}/change/"
-    pages = [client.get(address) for address in ("/alerts/", "/api/alert-rules", admin, "/events/", "/api/events")]
-    form = {"name": "r", "condition": "job", "severity": "info", "window_s": 3600, "for_s": 0, "repeat_hours": 4}
-    saved = client.post(admin, form | {"receivers": "", "webhook_format": "slack", "active": "on"})
+    dialog = f"/alerts/?edit={rule.pk}"
+    pages = [client.get(address) for address in ("/alerts/", "/api/alert-rules", dialog, "/events/", "/api/events")]
+    form = {"name": "r", "condition": "job", "severity": "info", "window_s": 3600, "for_s": 0, "repeat_hours": 4,
+            "reason": "x"}  # fmt: skip
+    saved = client.post(dialog, form | {"receivers": "", "webhook_format": "slack", "active": "on"})
     assert saved.status_code == 302, saved.content.decode()[:2000]
     assert AlertRule.objects.get(name="r").receivers == SECRET
-    client.post(admin, form | {"receivers": "-", "webhook_format": "slack"})
+    client.post(dialog, form | {"receivers": "-", "webhook_format": "slack"})
     assert AlertRule.objects.get(name="r").receivers == ""
     client.force_login(viewer)
     pages += [client.get(address) for address in ("/alerts/", "/api/alert-rules", "/alerts/?format=csv")]

@@ -1,4 +1,4 @@
-"""Admin of instances: no state by hand, actions with a reason, nothing alive is deleted."""
+"""Admin of instances: no state by hand, nothing alive is deleted."""
 
 import re
 
@@ -21,35 +21,6 @@ def act(client, action, *instances, **values):
     return client.post(
         reverse(LIST), {"action": action, "_selected_action": [row.pk for row in instances], **values}, follow=True
     )
-
-
-def said(response):
-    return [str(message) for message in response.context["messages"]]
-
-
-class TestActions:
-    def test_an_operator_acts_with_a_reason(self, acting, make_instance, operator):
-        one, two = make_instance(), make_instance()
-        page = act(acting, "drain", one, two)
-        assert page.templates[0].name == "admin/reason.html"
-        assert b"given nothing new" in page.content
-        response = act(acting, "drain", one, two, confirmed="yes", reason="new driver")
-        assert said(response) == ["instance-1 is draining", "instance-2 is draining"]
-        assert Event.objects.filter(kind="instance.moved", user=operator, reason="new driver").count() == 2
-
-    def test_refusals_are_said_and_the_others_still_act(self, acting, make_instance):
-        stopped, ready = make_instance(state=S.STOPPED), make_instance()
-        response = act(acting, "drain", stopped, ready, confirmed="yes", reason="x")
-        assert said(response) == [
-            "instance-1 is stopped: drain is for an instance that is ready",
-            "instance-2 is draining",
-        ]
-
-    def test_viewers_have_no_actions(self, reader, make_instance):
-        instance = make_instance()
-        act(reader, "drain", instance, confirmed="yes", reason="x")
-        instance.refresh_from_db()
-        assert instance.state == S.READY
 
 
 class TestRows:
