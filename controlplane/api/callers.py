@@ -66,8 +66,6 @@ class ApiRequest(HttpRequest):
     """Request with an authenticated caller."""
 
     auth: Caller
-    etag: str
-    """Of what is answered (`conditions`)."""
 
 
 class SessionCaller(APIKeyCookie):

@@ -11,10 +11,7 @@ from pydantic import ConfigDict
 
 from controlplane.database import ERRORS, outage
 from controlplane.dispatch.queues.commands import GatewaySilent
-from controlplane.events.since import Changed
 from controlplane.fleet.lifecycle.states import ActionError
-
-IF_MATCH = "If-Match"
 
 
 class ErrorDetail(Schema):
@@ -68,10 +65,6 @@ def install(api: NinjaAPI) -> None:
 
     for kind in ERRORS:
         api.add_exception_handler(kind, database_error)
-
-    @api.exception_handler(Changed)
-    def changed(request: HttpRequest, error: Changed) -> HttpResponse:
-        return answer(request, 412, "precondition_failed", error.messages[0], IF_MATCH)
 
     @api.exception_handler(ValidationError)
     def invalid_row(request: HttpRequest, error: ValidationError) -> HttpResponse:

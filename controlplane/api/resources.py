@@ -15,9 +15,7 @@ from ninja.pagination import paginate
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, create_model, model_validator
 
 from controlplane.accounts.models import Role, User
-from controlplane.api import conditions
 from controlplane.api.callers import VIEWERS, ApiRequest, Caller
-from controlplane.api.conditions import IfMatch
 from controlplane.api.errors import ApiError
 from controlplane.api.names import NAME
 from controlplane.api.schemas import (
@@ -112,8 +110,6 @@ def add_list(
     parameters = query_of(resource)
 
     def listed(request: ApiRequest, given: dict[str, Any]) -> Any:
-        if not paged:
-            conditions.tag(request)
         if any(given[each.name] for each in resource.filters if each.fleet and each.rest):
             request.auth.check(Role.VIEWER)
         check(request.auth, given)
@@ -180,7 +176,7 @@ def _parameter(name: str, kind: Any, default: Any = inspect.Parameter.empty) -> 
     return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=kind, default=default)
 
 
-REASON, IF_MATCH = _parameter("reason", str, Reason), _parameter("if_match", str, IfMatch)
+REASON = _parameter("reason", str, Reason)
 
 
 def add_changes(router: Router, resource: Resource, out: Any) -> None:
@@ -202,20 +198,20 @@ def add_changes(router: Router, resource: Resource, out: Any) -> None:
 
     def change(request: ApiRequest, values: dict[str, Any]) -> Any:
         user, given = written(request, values)
-        known, read_at = row.find(request.auth, values), conditions.event_of(values["if_match"])
-        services.change(kind, known, given, user, values["body"].reason, read_at=read_at)
+        known = row.find(request.auth, values)
+        services.change(kind, known, given, user, values["body"].reason)
         return row.rows(request.auth).get(pk=known.pk)
 
     def delete(request: ApiRequest, values: dict[str, Any]) -> Status[None]:
-        user, read_at = request.auth.require(Role.ADMIN), conditions.event_of(values["if_match"])
-        services.delete(kind, row.find(request.auth, values), user, values["reason"], read_at=read_at)
+        user = request.auth.require(Role.ADMIN)
+        services.delete(kind, row.find(request.auth, values), user, values["reason"])
         return Status(204, None)
 
     new, text = body_of(kind.create), f"A new {resource.noun}. Needs the role admin."
     row.add("post", "create", text, create, {201: out}, new, path=f"/{resource.name}")
     text = "Only what is given changes. Needs the role admin."
-    row.add("patch", "change", text, change, out, body_of(kind.change), IF_MATCH)
-    row.add("delete", "delete", "Needs the role admin.", delete, {204: None}, REASON, IF_MATCH)
+    row.add("patch", "change", text, change, out, body_of(kind.change))
+    row.add("delete", "delete", "Needs the role admin.", delete, {204: None}, REASON)
 
 
 def add_operations(router: Router, resource: Resource, out: Any = MessageOut, path: str = "") -> None:

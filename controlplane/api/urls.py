@@ -9,8 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from django.db import transaction
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from ninja import NinjaAPI, Router
 from ninja.openapi.schema import OpenAPISchema
 from ninja.operation import Operation
@@ -37,12 +36,6 @@ INFERENCE = Path(__file__).with_name("inference.json")
 """OpenAPI of the gateway's `/v1`: bodies are OpenAI's and pass through to vLLM; only what the gateway reads is described."""
 
 
-def takes_condition(operation: Operation) -> bool:
-    """Whether *operation* changes nothing that another changed since, if `If-Match` says so."""
-    headers = [model for model in operation.models if model.__ninja_param_source__ == "header"]
-    return any(errors.IF_MATCH in model.__ninja_flatten_map__ for model in headers)
-
-
 class PilothouseApi(NinjaAPI):
     """API whose operations are named after their functions (`list_instances`) instead of module paths."""
 
@@ -62,12 +55,6 @@ class PilothouseApi(NinjaAPI):
     def _documents(self) -> dict[str, OpenAPISchema]:
         return {}
 
-    def create_response(self, request: HttpRequest, data: Any, **more: Any) -> HttpResponse:
-        response = super().create_response(request, data, **more)
-        if response.status_code == 200 and (etag := getattr(request, "etag", "")):
-            response.headers["ETag"] = etag
-        return response
-
     def _document(self, path_prefix: str) -> OpenAPISchema:
         schema = super().get_openapi_schema(path_prefix=path_prefix)
         content = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
@@ -75,12 +62,6 @@ class PilothouseApi(NinjaAPI):
             for operation in operations.values():
                 operation["summary"] = operation["summary"].capitalize()
                 operation["responses"]["default"] = {"description": "An error", "content": content}
-            if any(
-                each["name"] == errors.IF_MATCH for one in operations.values() for each in one.get("parameters", ())
-            ):
-                for operation in operations.values():
-                    if ok := operation["responses"].get(200):
-                        ok["headers"] = {"ETag": {"schema": {"type": "string"}, "description": "For `If-Match`."}}
         inference = json.loads(INFERENCE.read_text())
         common = inference["call"]  # of all calls that instances answer
         calls = {
@@ -110,14 +91,10 @@ ROUTERS = (
 
 
 def only_known(operation: Operation) -> Callable[..., Any]:
-    """Return the function of *operation*, which refuses parameters that it does not have: a mistyped one filters nothing.
-
-    A condition is checked, and the change made, in one transaction.
-    """
+    """Return the function of *operation*, which refuses parameters that it does not have: a mistyped one filters nothing."""
     view: Callable[..., Any] = operation.view_func
     query = [model for model in operation.models if model.__ninja_param_source__ == "query"]
     known = sorted(name for model in query for name in model.__ninja_flatten_map__)
-    conditional = takes_condition(operation)
 
     @functools.wraps(view)
     def answer(request: HttpRequest, **given: Any) -> Any:
@@ -125,12 +102,7 @@ def only_known(operation: Operation) -> Callable[..., Any]:
             if name not in known:
                 those = f"It takes {', '.join(known)}." if known else "It takes none."
                 raise ApiError(422, "invalid", f"This path has no parameter {name!r}. {those}", name)
-        if not conditional:
-            if errors.IF_MATCH in request.headers and request.method not in ("GET", "HEAD"):
-                raise ApiError(422, "invalid", f"This path does not take {errors.IF_MATCH}.", errors.IF_MATCH)
-            return view(request, **given)
-        with transaction.atomic():
-            return view(request, **given)
+        return view(request, **given)
 
     return answer
 

@@ -1,6 +1,6 @@
-"""What others changed in rows since they were read: a form carries the newest event, and REST its ETag.
+"""What others changed in rows since they were read: a form carries the newest event.
 
-Neither is saved once there is a later event of what it writes. Shown again, a form carries that one: saved again, it
+It is not saved once there is a later event of what it writes. Shown again, a form carries that one: saved again, it
 overwrites it knowingly.
 """
 

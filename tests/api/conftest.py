@@ -15,17 +15,16 @@ class Caller:
     def get(self, path, **query):
         return self.client.get(f"/api/{path}", query, headers=self.headers)
 
-    def send(self, method, path, body, if_match=""):
-        headers = self.headers | ({"If-Match": if_match} if if_match else {})
+    def send(self, method, path, body):
         return self.client.generic(
-            method, f"/api/{path}", json.dumps(body), content_type="application/json", headers=headers
+            method, f"/api/{path}", json.dumps(body), content_type="application/json", headers=self.headers
         )
 
     def post(self, path, **body):
         return self.send("POST", path, body)
 
-    def patch(self, path, if_match="", **body):
-        return self.send("PATCH", path, body, if_match)
+    def patch(self, path, **body):
+        return self.send("PATCH", path, body)
 
 
 @pytest.fixture

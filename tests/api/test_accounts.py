@@ -26,9 +26,9 @@ class TestReading:
         caller = sign_in("operator")
         for number in range(10):
             create_api_key(acme, f"more-{number}", "test")
-        with django_assert_num_queries(5):  # session, user, role, newest event, keys
+        with django_assert_num_queries(4):  # session, user, role, keys
             caller.get("keys")
-        with django_assert_num_queries(7):  # … tenants, their classes and regions
+        with django_assert_num_queries(6):  # … tenants, their classes and regions
             caller.get("tenants")
 
     def test_me(self, sign_in, with_key, acme):

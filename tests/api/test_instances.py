@@ -72,9 +72,9 @@ class TestInstances:
         caller = sign_in("viewer")
         for _ in range(10):
             make_instance()
-        with django_assert_num_queries(5):  # session, user, role, newest event, instances
+        with django_assert_num_queries(4):  # session, user, role, instances
             caller.get("instances")
-        with django_assert_num_queries(5):
+        with django_assert_num_queries(4):
             caller.get("deployments")
 
     def test_detail_lists_the_possible_actions(self, sign_in, make_instance):
@@ -139,7 +139,7 @@ def test_unknown_paths_and_broken_json_have_the_same_body(sign_in, make_instance
 
 @pytest.mark.parametrize(
     ("path", "query", "known"),
-    [("usage", {"hours": "x"}, "since"), ("requests", {"page": -1}, "cursor"), ("me", {"page": 1}, "takes none")],
+    [("v1/usage", {"hours": "x"}, "since"), ("requests", {"page": -1}, "cursor"), ("me", {"page": 1}, "takes none")],
 )
 def test_a_parameter_that_a_path_does_not_have_is_refused(sign_in, anonymous, operator, path, query, known):
     refused = sign_in("operator").get(path, **query)

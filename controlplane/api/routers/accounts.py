@@ -3,6 +3,7 @@
 from datetime import datetime
 from typing import Any, Literal, TypedDict, cast
 
+from django.db import transaction
 from django.shortcuts import get_object_or_404
 from django_stubs_ext import WithAnnotations
 from ninja import Field, Router, Status
@@ -10,9 +11,7 @@ from ninja import Field, Router, Status
 from controlplane.accounts.models import ApiKey, Role
 from controlplane.accounts.selectors import manageable_api_keys, tenants_with_managed_keys
 from controlplane.accounts.services import allow_models, create_api_key, revoke_api_key
-from controlplane.api import conditions
 from controlplane.api.callers import PEOPLE, PEOPLE_AND_KEYS, ApiRequest
-from controlplane.api.conditions import IfMatch
 from controlplane.api.errors import ApiError
 from controlplane.api.resources import add_changes, add_list, schema_of
 from controlplane.api.schemas import ActionIn, Described, Strict
@@ -105,10 +104,10 @@ def create_key(request: ApiRequest, body: KeyIn) -> Status[ApiKey]:
 
 
 @router.patch("/keys/{int:key_id}", response=KeyOut, auth=PEOPLE)
-def change_key(request: ApiRequest, key_id: int, body: KeyChange, if_match: str = IfMatch) -> ApiKey:
+@transaction.atomic
+def change_key(request: ApiRequest, key_id: int, body: KeyChange) -> ApiKey:
     """Revoke a key, or set the models that requests with it may ask for."""
     key, person = _managed(request, key_id), request.auth.person
-    conditions.check(if_match, key, fields=["allowed_models"])
     if body.allowed_models is not None:
         key = allow_models(key, allowed_models(body.allowed_models, key.tenant_id), person, body.reason)
     return revoke_api_key(key, person, body.reason) if body.revoked else key

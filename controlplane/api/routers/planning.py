@@ -3,6 +3,7 @@
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.db import transaction
 from django.db.models import QuerySet
 from django.shortcuts import get_object_or_404
 from django.utils import timezone
@@ -10,9 +11,7 @@ from ninja import Field, Query, Router, Schema
 from ninja.pagination import paginate
 
 from controlplane.accounts.models import Role
-from controlplane.api import conditions
 from controlplane.api.callers import VIEWERS, ApiRequest
-from controlplane.api.conditions import IfMatch
 from controlplane.api.errors import ApiError
 from controlplane.api.resources import add_list, add_operations, schema_of
 from controlplane.api.schemas import Described, Items, NewestFirst, Page, RowSchema, Strict
@@ -171,14 +170,14 @@ def list_forecasts(request: ApiRequest, query: Query[ForecastQuery]) -> QuerySet
 @router.get("/scaling/policies", response=Items[PolicyOut])
 def list_policies(request: ApiRequest, model: str = "") -> dict[str, Any]:
     """Return the scaling policy and the bundle of each active model, or of one."""
-    conditions.tag(request)
     known = [(row, policy) for row, policy in selectors.policies() if model in ("", row.name)]
     present = bundles.presents([row for row, _ in known])
     return {"items": [_policy(policy, present[row.pk]) for row, policy in known]}
 
 
 @router.patch("/scaling/policies/{name:model}", response=PolicyOut)
-def change_policy(request: ApiRequest, model: str, body: PolicyIn, if_match: str = IfMatch) -> dict[str, Any]:
+@transaction.atomic
+def change_policy(request: ApiRequest, model: str, body: PolicyIn) -> dict[str, Any]:
     """Change the policy of *model* from the next decision, without a restart. Plans awaiting approval under another strategy
     or mode are superseded.
 
@@ -186,7 +185,6 @@ def change_policy(request: ApiRequest, model: str, body: PolicyIn, if_match: str
     """
     user = request.auth.require(Role.OPERATOR)
     row = get_object_or_404(Model, name=model, active=True)
-    conditions.check(if_match, *bundles.rows_of(row), fields=(*bundles.SET, "mode"))
     if body.bundle:
         services.switch_bundle(row, body.bundle, user, body.reason)
     parts = body.model_dump(exclude={"reason", "bundle", "mode", "parameters"}, exclude_none=True)

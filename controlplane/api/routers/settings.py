@@ -2,14 +2,13 @@
 
 from typing import Any
 
+from django.db import transaction
 from django.http import Http404
 from django.shortcuts import get_object_or_404
 from ninja import Field, Router
 
 from controlplane.accounts.models import Role
-from controlplane.api import conditions
 from controlplane.api.callers import VIEWERS, ApiRequest, Caller
-from controlplane.api.conditions import IfMatch
 from controlplane.api.resources import add_list, schema_of
 from controlplane.api.schemas import Strict
 from controlplane.fleet.models import Model
@@ -41,14 +40,14 @@ add_list(router, SETTINGS, SettingOut, "List all runtime settings by group.", pa
 
 
 @router.put("/settings/{name}", response=SettingOut)
-def change_setting(request: ApiRequest, name: str, body: SettingIn, if_match: str = IfMatch) -> Described:
+@transaction.atomic
+def change_setting(request: ApiRequest, name: str, body: SettingIn) -> Described:
     """Set a value for all models or for one, or reset it. It takes effect within seconds, without a restart.
 
     422 names the limit that a value violates.
     """
     user, model = request.auth.require(Role.OPERATOR), _model(body.model)
     row = Setting.objects.select_for_update(of=("self",)).filter(name=_known(name), model=model).first()
-    conditions.check(if_match, Setting(name=name, model=model), fields=[name])
     if body.value is not None:
         services.change(name, body.value, user, body.reason, model)
     elif row is not None:

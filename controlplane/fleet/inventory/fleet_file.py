@@ -20,7 +20,6 @@ from pydantic import ValidationError as SchemaError
 
 from controlplane.accounts.models import User
 from controlplane.events.audit import mark
-from controlplane.events.since import Changed
 from controlplane.fleet.inventory import services
 from controlplane.fleet.inventory.kinds import BY_NAME, KINDS, MODEL, Kind
 from controlplane.fleet.lifecycle.states import ActionError
@@ -92,16 +91,14 @@ def apply(
     *,
     prune: bool = False,
     dry_run: bool = False,
-    read_at: str = "",
 ) -> list[Change]:
     """Apply *entries* to the inventory, all or nothing, and return the changes.
 
     With *prune*, rows that the file does not name are deleted, of the kinds that it has tables of. With *dry_run*
-    everything is tried and checked, and then undone. Raises FleetFileError, and Changed if another changed the same fields
-    after the event *read_at*.
+    everything is tried and checked, and then undone. Raises FleetFileError.
     """
     with transaction.atomic():
-        changes = [each for entry in entries if (each := _reconcile(entry, actor, reason, read_at)) is not None]
+        changes = [each for entry in entries if (each := _reconcile(entry, actor, reason)) is not None]
         _check_shards(entries)
         if prune:
             changes += _prune(entries, actor)
@@ -140,7 +137,7 @@ def _filled(value: Any, where: str) -> Any:
     return VARIABLE.sub(variable, value) if isinstance(value, str) else value
 
 
-def _reconcile(entry: Entry, actor: User | str, reason: str, read_at: str) -> Change | None:
+def _reconcile(entry: Entry, actor: User | str, reason: str) -> Change | None:
     kind, label = entry.kind, entry.kind.label(entry.key)
     row = kind.find(entry.key)
     try:
@@ -152,11 +149,9 @@ def _reconcile(entry: Entry, actor: User | str, reason: str, read_at: str) -> Ch
             wanted = {name: value for name, value in entry.values.items() if not _same(held.get(name), value)}
             if not wanted:
                 return None
-            services.change(kind, row, wanted, actor, reason, read_at=read_at, alone=False)
+            services.change(kind, row, wanted, actor, reason, alone=False)
     except SchemaError as error:
         raise FleetFileError(entry.where, *_of_schema(error)) from error
-    except Changed:
-        raise
     except ValidationError as error:
         raise FleetFileError(entry.where, *_of_row(error)) from error
     except ActionError as error:

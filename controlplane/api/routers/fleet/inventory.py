@@ -8,9 +8,7 @@ from ninja import Field, Router, Status
 from pydantic import create_model
 
 from controlplane.accounts.models import Role
-from controlplane.api import conditions
 from controlplane.api.callers import VIEWERS, ApiRequest
-from controlplane.api.conditions import IfMatch
 from controlplane.api.errors import ApiError
 from controlplane.api.names import NAME
 from controlplane.api.resources import add_list, add_operations, schema_of
@@ -87,7 +85,6 @@ class ChangeOut(Described):
 @router.get("/inventory/{kind}", response=Items[dict[str, Any]])
 def list_inventory(request: ApiRequest, kind: KindName) -> dict[str, Any]:
     """Rows of one kind, in the form in which `PATCH /api/inventory` and fleet files take them; secrets are left out."""
-    conditions.tag(request)
     of = BY_NAME[kind]
     shown = of.entry.model_fields.keys() - of.secret
     of_rows = [of.key_of(row) | of.values_of(row) for row in _rows(of)]
@@ -95,7 +92,7 @@ def list_inventory(request: ApiRequest, kind: KindName) -> dict[str, Any]:
 
 
 @router.patch("/inventory", response=Items[ChangeOut])
-def apply_inventory(request: ApiRequest, body: InventoryIn, if_match: str = IfMatch) -> dict[str, Any]:
+def apply_inventory(request: ApiRequest, body: InventoryIn) -> dict[str, Any]:
     """Create and change rows, all or nothing, as a fleet file does: those that are not named, and fields that are not given,
     stay. Rows refer to others by name. Needs the role admin.
     """
@@ -105,9 +102,8 @@ def apply_inventory(request: ApiRequest, body: InventoryIn, if_match: str = IfMa
         for name, kind in BY_NAME.items()
         for number, values in enumerate(getattr(body, name))
     ]
-    read_at = conditions.event_of(if_match)
     try:
-        changes = apply(entries, user, body.reason, dry_run=body.dry_run, read_at=read_at)
+        changes = apply(entries, user, body.reason, dry_run=body.dry_run)
     except FleetFileError as error:
         field = ".".join(filter(None, (error.where, error.key)))
         raise ApiError(422, "invalid", error.text, field) from error
@@ -126,9 +122,7 @@ def apply_inventory(request: ApiRequest, body: InventoryIn, if_match: str = IfMa
 
 
 @router.delete(f"/inventory/{{kind}}/{NAME}", response={204: None})
-def delete_from_inventory(
-    request: ApiRequest, kind: KindName, name: str, reason: str = Reason, if_match: str = IfMatch
-) -> Status[None]:
+def delete_from_inventory(request: ApiRequest, kind: KindName, name: str, reason: str = Reason) -> Status[None]:
     """Delete a row; *name* joins the parts of its key with slashes, as in `deployments/llama-3.1-8b/us-east/a100-80gb`.
 
     Refused while other rows refer to it. Needs the role admin.
@@ -137,7 +131,7 @@ def delete_from_inventory(
     row = next((row for row in _rows(of) if of.label(of.key_of(row)) == name), None)
     if row is None:
         raise Http404(name)
-    services.delete(of, row, user, reason, read_at=conditions.event_of(if_match))
+    services.delete(of, row, user, reason)
     return Status(204, None)
 
 
