@@ -131,7 +131,7 @@ def test_all_works_through_pgbouncer(tmp_path, redis_url):
                 )
             assert set(asking.statuses) == {200}, asking.statuses
             settle(stack, port, batch, asking.statuses[200])
-            assert status(port, "/api/usage?format=csv") == 200
+            assert status(port, "/api/v1/usage?format=csv") == 200
         finally:
             stack.stop()
         said = (behind.folder / "log").read_text()

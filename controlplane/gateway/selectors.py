@@ -1,22 +1,20 @@
 """Reads of the request ledger and of its minute series."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from statistics import fmean
 from typing import Any, Final, NamedTuple, cast
 
 from django.db.models import Case, CharField, Count, F, OuterRef, Q, QuerySet, Subquery, Sum, Value, When
-from django.db.models.functions import Abs, TruncMinute
+from django.db.models.functions import Abs
 
-from controlplane.accounts.models import Tenant
 from controlplane.dispatch.port import ESTIMATE, KV_EVENTS
 from controlplane.fleet.attainment import Attainment
 from controlplane.fleet.models import SloClass, SloKind
-from controlplane.gateway.models import SERIES, SUMS, LedgerRow, MinuteRow, Outcome
+from controlplane.gateway.models import LedgerRow, MinuteRow, Outcome
 from controlplane.rows import narrowed
 
-USAGE_COLUMNS = SERIES + SUMS
 OWN_REGION = Case(When(own_region="", then=F("region")), default=F("own_region"))
 """Region of the caller of a ledger row, or of the callers of a minute row."""
 
@@ -59,37 +57,6 @@ def tokens_since(since: datetime, tenant_id: int | None, key_id: int | None, mod
     names = {"tenant_id": tenant_id, "api_key_id": key_id, "model": model}
     rows = narrowed(LedgerRow.objects.all(), arrived_at__gte=since, **names)
     return rows.aggregate(sum=Sum(F("prompt_tokens") + F("output_tokens")))["sum"] or 0
-
-
-def fleet_usage(since: datetime, until: datetime, limit: int, **names: str) -> Iterator[dict[str, Any]]:
-    """Yield the fleet's minute rows in [since, until), oldest first, at most *limit*; *names*: model, region, class."""
-    rows = narrowed(MinuteRow.objects.all(), minute__gte=since, minute__lt=until, **names).order_by(*SERIES)
-    for row in rows.values(*USAGE_COLUMNS)[:limit].iterator(chunk_size=2_000):
-        yield row | {"own_region": row["own_region"] or row["region"]}
-
-
-def tenant_usage(
-    tenants: QuerySet[Tenant], since: datetime, until: datetime, limit: int, **names: str
-) -> Iterator[dict[str, Any]]:
-    """Yield the same columns for *tenants*, counted from the ledger: minute rows have no tenant."""
-    sums = {
-        "requests": Count("pk"),
-        "failed": Count("pk", filter=Q(outcome__in=[Outcome.FAILED, Outcome.REJECTED])),
-        "slo_met": Count("pk", filter=Q(slo_met=True)),
-        "slo_judged": Count("pk", filter=Q(slo_met__isnull=False)),
-        "prompt_tokens": Sum("prompt_tokens", filter=Q(unserved=False), default=0),
-        "output_tokens": Sum("output_tokens", filter=Q(unserved=False), default=0),
-        "unserved": Count("pk", filter=Q(unserved=True)),
-        "unserved_prompt_tokens": Sum("predicted_prompt_tokens", filter=Q(unserved=True), default=0),
-        "unserved_output_tokens": Sum("predicted_output_tokens", filter=Q(unserved=True), default=0),
-    }
-    rows = narrowed(LedgerRow.objects.filter(tenant__in=tenants, arrived_at__gte=since, arrived_at__lt=until), **names)
-    grouped = rows.order_by().annotate(minute=TruncMinute("arrived_at")).values(*SERIES).order_by(*SERIES)
-    # an annotation may not have the name of a column, so each sum gets another one and is renamed row by row
-    counted = grouped.annotate(**{f"sum_{name}": value for name, value in sums.items()})
-    for row in counted[:limit].iterator(chunk_size=2_000):
-        named = {name.removeprefix("sum_"): value for name, value in row.items()}
-        yield named | {"own_region": named["own_region"] or named["region"]}
 
 
 def attainments(since: datetime, **names: str) -> dict[tuple[str, str], dict[str, Attainment]]:

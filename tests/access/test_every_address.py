@@ -269,7 +269,7 @@ def faults_of_the_rest_api(world: World, client: Client, role: str, everything: 
         if name == "create_key":  # whose answer is the one place for a secret
             continue
         wrong += check(world, role, f"{method} {path}", text)
-    usage = reverse("api:get_usage") + "?format=csv"
+    usage = reverse("api:sum_usage") + "?format=csv"
     wrong += check(world, role, usage, ask(client, "GET", usage, None)[1])
     for name, status in expected.REST_OTHERS.items():
         path = reverse(f"api:{name}", kwargs={"rest": "nowhere"} if name == "nothing_here" else {})

@@ -1,32 +1,25 @@
 """`/api`: history: events, requests, usage."""
 
 import json
-from collections.abc import Iterator
-from datetime import timedelta
-from typing import Any, Literal
+from typing import Any
 
-from django.db.models import QuerySet
 from django.http import HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404
 from django.utils import timezone
-from ninja import Field, Query, Router, Schema
+from ninja import Field, Router, Schema
 from pydantic import AwareDatetime
 
-from controlplane.accounts.models import Role, Tenant
+from controlplane.accounts.models import Role
 from controlplane.accounts.selectors import tenants_with_role
-from controlplane.api import conditions
 from controlplane.api.callers import PEOPLE, PEOPLE_AND_KEYS, ApiRequest, Caller
-from controlplane.api.conditions import IfMatch
 from controlplane.api.errors import ApiError, ErrorBody
 from controlplane.api.resources import add_list, schema_of
-from controlplane.api.schemas import ActionIn, Described, RowSchema
+from controlplane.api.schemas import ActionIn, Described
 from controlplane.applications.reporting import act_on_run, acted_on_run
 from controlplane.applications.selectors import graph_of
 from controlplane.applications.services import APPLICATION, calls_of, import_graph
 from controlplane.dispatch.queues.operations import RunAction
 from controlplane.fleet.inventory import services as inventory
-from controlplane.gateway import selectors
-from controlplane.gateway.models import MinuteRow
 from controlplane.resources.applications import (
     APPLICATIONS,
     RUNS,
@@ -36,48 +29,18 @@ from controlplane.resources.applications import (
 from controlplane.resources.batches import BATCHES
 from controlplane.resources.events import EVENTS
 from controlplane.resources.requests import REQUESTS
-from controlplane.resources.tables import csv_response
 from scheduling.applications.demand_graph import DemandGraph
 
 router = Router(auth=PEOPLE_AND_KEYS, tags=["Records"])
 
-USAGE_CSV_ROWS = 1_000_000
 CALLS = 500
 """Of one run."""
-USAGE_DEFAULT_RANGE = timedelta(hours=1)
-
-
-class UsageRow(RowSchema):
-    """One minute of arrivals for one model, region, caller region and SLO class.
-
-    Tokens were served. `unserved` requests (refused, or expired, cancelled or failed before their first token) count
-    predicted tokens. Demand is served plus unserved tokens, in the callers' `own_region`.
-    """
-
-    class Meta:
-        model = MinuteRow
-        fields = selectors.USAGE_COLUMNS
-
-
-class UsageOut(Described):
-    items: list[UsageRow]
-    truncated: bool
-    """More rows exist than `limit`: use a shorter range or CSV."""
-
-
-class UsageQuery(Schema):
-    since: AwareDatetime | None = None
-    until: AwareDatetime | None = None
-    tenant: str = ""
-    model: str = ""
-    region: str = ""
-    slo_class: str = ""
-    format: Literal["json", "csv"] = "json"
-    limit: int = Field(5_000, ge=1, le=20_000)
 
 
 def check_tenant(caller: Caller, given: dict[str, Any]) -> None:
-    _tenants(caller, given["tenant"])
+    """Raise ApiError for a tenant that the caller does not see."""
+    if given["tenant"] and not caller.tenants().filter(name=given["tenant"]).exists():
+        raise ApiError(403, "forbidden", "You do not see such a tenant.", "tenant")
 
 
 add_list(
@@ -102,14 +65,14 @@ class LimitsIn(APPLICATION.change):  # type: ignore[name-defined, misc]
 
 
 @router.patch("/applications/{int:application_id}", response=ApplicationOut, auth=PEOPLE)
-def limit_application_runs(request: ApiRequest, application_id: int, body: LimitsIn, if_match: str = IfMatch) -> Any:
+def limit_application_runs(request: ApiRequest, application_id: int, body: LimitsIn) -> Any:
     """Change what a run may take. Only what is given changes; null ends a limit. Requires the role operator, in the tenant
     or over the fleet."""
     person = request.auth.person
     rows = visible_applications(request.auth).filter(tenant__in=tenants_with_role(person, Role.OPERATOR))
     row = get_object_or_404(rows, pk=application_id)
     given = body.model_dump(exclude_unset=True, exclude={"reason"})
-    inventory.change(APPLICATION, row, given, person, body.reason, read_at=conditions.event_of(if_match))
+    inventory.change(APPLICATION, row, given, person, body.reason)
     return rows.get(pk=row.pk)
 
 
@@ -201,42 +164,3 @@ def import_application_graph(request: ApiRequest, body: ImportIn) -> dict[str, i
     except ValueError as error:
         raise ApiError(422, "invalid", str(error), "graph") from error
     return {"id": application.pk, "records": len(graph.records)}
-
-
-@router.get("/usage", response=UsageOut)
-def get_usage(request: ApiRequest, query: Query[UsageQuery]) -> dict[str, Any] | HttpResponseBase:
-    """Return requests and tokens by minute of arrival, model, region and SLO class; `since` is inclusive, `until` exclusive.
-
-    Default range: the last hour. Fleet users get the fleet's series, or with `tenant` that tenant's; tenant users and keys
-    get their own, counted from the request ledger, which is kept for `PILOTHOUSE_LEDGER_KEEP_DAYS` days. `format=csv`
-    streams the whole range.
-    """
-    caller: Caller = request.auth
-    until = query.until or timezone.now()
-    since = query.since or until - USAGE_DEFAULT_RANGE
-    if since >= until:
-        raise ApiError(422, "invalid", "The range is empty: since is not before until.", "since")
-    names = {"model": query.model, "region": query.region, "slo_class": query.slo_class}
-    tenants = _tenants(caller, query.tenant)
-
-    def rows(limit: int) -> Iterator[dict[str, Any]]:
-        if tenants is None:
-            return selectors.fleet_usage(since, until, limit, **names)
-        return selectors.tenant_usage(tenants, since, until, limit, **names)
-
-    if query.format == "csv":
-        columns = selectors.USAGE_COLUMNS
-        cells = ([row[column] for column in columns] for row in rows(USAGE_CSV_ROWS))
-        return csv_response("usage", columns, cells, USAGE_CSV_ROWS)
-    items = list(rows(query.limit + 1))
-    return {"items": items[: query.limit], "truncated": len(items) > query.limit}
-
-
-def _tenants(caller: Caller, name: str) -> QuerySet[Tenant] | None:
-    """Return the tenant *name* if given, else all tenants visible to the caller; None means no limit."""
-    if not name:
-        return None if caller.sees_fleet else caller.tenants()
-    tenants = caller.tenants().filter(name=name)
-    if not tenants.exists():
-        raise ApiError(403, "forbidden", "You do not see such a tenant.", "tenant")
-    return tenants

@@ -18,7 +18,7 @@ LEAST_WATCHED_S = 120.0
 PAGES = (
     "/", "/fleet/", "/timeline/", "/requests/", "/models/", "/scaling/", "/scaling/calendar/", "/keys/", "/events/",
     "/?charts=ttft,kv", "/api/instances", "/api/requests", "/api/forecasts", "/api/scaling/plans",
-    "/api/scaling/policies", "/api/scaling/moves", "/api/events", "/api/usage", "/api/summary", "/api/lengths",
+    "/api/scaling/policies", "/api/scaling/moves", "/api/events", "/api/summary", "/api/lengths",
     "/api/deployments", "/readyz", "/metrics", "/v1/models",
 )  # fmt: skip
 MAY_REFUSE = {"/readyz": 503, "/api/summary": 503, "/v1/models": 401}
