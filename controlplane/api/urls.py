@@ -22,7 +22,6 @@ from controlplane.api.routers import (
     capacity,
     lengths,
     planning,
-    queues,
     records,
     settings,
     system,
@@ -30,7 +29,7 @@ from controlplane.api.routers import (
     waiting,
     what_ifs,
 )
-from controlplane.api.routers.fleet import deploy, instances, inventory, spot, swaps
+from controlplane.api.routers.fleet import deploy, instances, inventory
 
 INFERENCE = Path(__file__).with_name("inference.json")
 """OpenAPI of the gateway's `/v1`: bodies are OpenAI's and pass through to vLLM; only what the gateway reads is described."""
@@ -84,8 +83,8 @@ api = PilothouseApi(
 )
 errors.install(api)
 ROUTERS = (
-    *(instances.router, swaps.router, spot.router, inventory.router, deploy.router, accounts.router),
-    *(records.router, planning.router, queues.router, lengths.router, settings.router),
+    *(instances.router, inventory.router, deploy.router, accounts.router),
+    *(records.router, planning.router, lengths.router, settings.router),
     *(system.router, alerts.router, usage.router, usage.prices, waiting.router, what_ifs.router, capacity.router),
 )
 

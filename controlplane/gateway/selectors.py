@@ -1,9 +1,7 @@
 """Reads of the request ledger and of its minute series."""
 
 from collections import defaultdict
-from collections.abc import Sequence
 from datetime import datetime
-from statistics import fmean
 from typing import Any, Final, NamedTuple, cast
 
 from django.db.models import Case, CharField, Count, F, OuterRef, Q, QuerySet, Subquery, Sum, Value, When
@@ -11,7 +9,7 @@ from django.db.models.functions import Abs
 
 from controlplane.dispatch.port import ESTIMATE, KV_EVENTS
 from controlplane.fleet.attainment import Attainment
-from controlplane.fleet.models import SloClass, SloKind
+from controlplane.fleet.models import SloClass
 from controlplane.gateway.models import LedgerRow, MinuteRow, Outcome
 from controlplane.rows import narrowed
 
@@ -128,53 +126,3 @@ def prefix_hits(since: datetime, **names: str) -> PrefixHits:
         },
     )
     return PrefixHits(*sums.values())
-
-
-MAX_WAITS = 5_000
-
-
-def wait_points(since: datetime, *, model: str = "") -> list[dict[str, Any]]:
-    """Return estimated and actual waits of the latest requests that waited since *since*, latest first.
-
-    Left out are requests that several instances had, which waited more than once, and those of classes that the queue
-    manager holds: an estimate is of the wait at an endpoint.
-    """
-    held = SloClass.objects.exclude(kind=SloKind.INTERACTIVE).values("name")
-    estimated = LedgerRow.objects.filter(
-        arrived_at__gte=since, queue_position__gt=0, attempts=1, estimated_wait_s__isnull=False, queue_ms__isnull=False
-    )
-    rows = narrowed(estimated, model=model).exclude(slo_class__in=held).order_by("-arrived_at")
-    columns = ("arrived_at", "model", "queue_position", "estimated_wait_s", "estimated_wait_p99_s", "queue_ms")
-    return [
-        {
-            "arrived_at": arrived_at,
-            "model": name,
-            "position": position,
-            "estimated_wait_s": mean_s,
-            "estimated_wait_p99_s": p99_s,
-            "waited_s": queue_ms / 1000,
-        }
-        for arrived_at, name, position, mean_s, p99_s, queue_ms in rows.values_list(*columns)[:MAX_WAITS]
-    ]
-
-
-def wait_calibration(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return how well the estimates of *points* match, by model: R2, share below the 99th percentile, excess."""
-    by_model: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for point in points:
-        by_model[point["model"]].append(point)
-    calibrated = []
-    for model, its in sorted(by_model.items()):
-        mean_s = fmean(point["waited_s"] for point in its)
-        spread = sum((point["waited_s"] - mean_s) ** 2 for point in its)
-        left = sum((point["waited_s"] - point["estimated_wait_s"]) ** 2 for point in its)
-        calibrated.append(
-            {
-                "model": model,
-                "requests": len(its),
-                "r2": 1.0 - left / spread if spread > 0 else None,
-                "below_p99": fmean(point["waited_s"] <= point["estimated_wait_p99_s"] for point in its),
-                "mean_excess_s": fmean(point["estimated_wait_s"] - point["waited_s"] for point in its),
-            }
-        )
-    return calibrated

@@ -119,7 +119,7 @@ INSTANCES = Resource(
             "swap_group",
             source=lambda row: row.swap_group.name if row.swap_group else None,
             type=str | None,
-            about="Instances that share its GPUs: `/api/swap-groups`.",
+            about="Of instances that share its GPUs.",
         ),
         Column(
             "outdated",

@@ -4,7 +4,7 @@ Counted from the stored hours of usage, so that past dollars stay as they were.
 """
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import NamedTuple
 
 from django.db.models import Sum
@@ -63,8 +63,3 @@ def spot_income_usd(since: datetime, until: datetime) -> float:
     names = SloClass.objects.filter(kind=SloKind.OPPORTUNISTIC).values_list("name", flat=True)
     rows = UsageHour.objects.filter(hour__gte=since, hour__lt=until, slo_class__in=list(names))
     return float(rows.aggregate(usd=Sum("charged_usd"))["usd"] or 0.0)
-
-
-def last_hours(hours: int, now: datetime) -> tuple[datetime, datetime]:
-    """Return when the last *hours* hours of the clock begin, the running one included, and *now*."""
-    return now.replace(minute=0, second=0, microsecond=0) - timedelta(hours=hours - 1), now

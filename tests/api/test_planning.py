@@ -7,7 +7,6 @@ from django.utils import timezone
 
 from controlplane.planning import services
 from controlplane.planning.models import (
-    Forecast,
     PlanStatus,
     ScalingMove,
     ScalingPlan,
@@ -16,7 +15,6 @@ from controlplane.planning.models import (
 
 pytestmark = pytest.mark.django_db
 LISTS = [
-    "forecasts",
     "scaling/policies",
     "scaling/plans",
     "scaling/moves",
@@ -37,10 +35,7 @@ def plan(language_model):
 @pytest.fixture
 def rows(plan, language_model):
     """One of everything."""
-    now = timezone.now()
-    bands = {name: [1.0, 2.0] for name in ("mean", "lower_80", "upper_80", "lower_95", "upper_95")}
     names = {"model": "llama-3.1-8b", "region": "us-east"}
-    Forecast.objects.create(quantity="prompt", forecaster="ets", window_s=60, start_at=now, **names, **bands)
     services.set_policy(language_model, "lt_ua", "ask", {}, "a test")
     ScalingPlan.objects.update(status=PlanStatus.ADVICE)
     ScalingMove.objects.create(
@@ -59,8 +54,6 @@ def test_lists_have_what_there_is(rows, sign_in):
 
 def test_lists_narrow_and_have_pages(rows, sign_in, plan):
     caller = sign_in("viewer")
-    assert caller.get("forecasts", quantity="output").json()["items"] == []
-    assert caller.get("forecasts", region="us-east", quantity="prompt").json()["items"][0]["mean"] == [1.0, 2.0]
     assert caller.get("scaling/plans", status="carried_out").json()["items"] == []
     assert caller.get("scaling/moves", source="plan", model="llama-3.1-8b").json()["items"][0]["plan"] == plan.pk
     assert caller.get("scaling/moves", source="nobody").status_code == 422
@@ -69,21 +62,6 @@ def test_lists_narrow_and_have_pages(rows, sign_in, plan):
     assert (first["items"][0]["strategy"], first["next_cursor"]) == ("lt_u", first["items"][0]["id"])
     second = caller.get("scaling/plans", limit=1, cursor=first["next_cursor"]).json()
     assert (second["items"][0]["strategy"], second["next_cursor"]) == ("lt_ua", None)
-
-
-def test_forecasts_are_of_all_classes_together_unless_one_is_named(rows, sign_in):
-    (every,) = Forecast.objects.all()
-    Forecast.objects.create(
-        model=every.model, region=every.region, slo_class="flexible", quantity="prompt", forecaster="ets",
-        window_s=60, start_at=every.start_at, mean=[0.5],
-    )  # fmt: skip
-    caller = sign_in("viewer")
-    for query in ({}, {"slo_class": ""}, {"model": every.model}):
-        assert [item["slo_class"] for item in caller.get("forecasts", **query).json()["items"]] == [""]
-    (item,) = caller.get("forecasts", slo_class="flexible").json()["items"]
-    assert (item["slo_class"], item["mean"]) == ("flexible", [0.5])
-    assert caller.get("forecasts", slo_class="flexible", quantity="output").json()["items"] == []
-    assert caller.get("forecasts", slo_class="nobody").json()["items"] == []
 
 
 def test_a_plan_alone_has_its_inputs(sign_in, plan):

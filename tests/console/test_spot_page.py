@@ -58,10 +58,6 @@ def test_a_gpu_type_without_a_spot_price_earns_an_unknown_amount(client, operato
         assert "$0.00 at the spot price" not in text
         assert "$0.00 an hour at the spot price" not in text
     client.force_login(operator)
-    pool = client.get("/api/spot").json()
-    assert (pool["usd_per_hour"], pool["offered_usd_today"]) == (None, None)
-    assert pool["unpriced_hours_today"] == pytest.approx(pool["donated_hours_today"]) != 0
-    assert pool["dollars"]["offered_usd"] is None
     (line,) = client.get("/api/v1/usage", {"group_by": "work"}).json()["donated"]
     assert (line["model"], line["offered_usd"]) == ("llama-3.1-8b", None)
     assert line["instance_hours"] == line["unpriced_hours"]
@@ -92,8 +88,8 @@ def test_stop_donating_switches_the_setting_off_and_stops_what_is_donated(client
 
 def test_rest(client, viewer, operator, donated):
     client.force_login(viewer)
-    summary = client.get("/api/spot").json()
-    assert (summary["donated"], summary["usd_per_hour"], summary["reclaim_median_s"]) == (1, 1.2, None)
+    (donation,) = client.get("/api/donations").json()["items"]
+    assert donation["instance"] == donated.name
     client.force_login(operator)
     reclaimed = client.post(f"/api/instances/{donated.name}/reclaim", {"reason": "load"}, "application/json")
     assert reclaimed.status_code == 200

@@ -1,27 +1,23 @@
-"""`/api`: forecasts, scaling policies, plans and moves. Viewers read, operators decide."""
+"""`/api`: load of endpoints, scaling policies, plans and moves. Viewers read, operators decide."""
 
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import transaction
-from django.db.models import QuerySet
 from django.shortcuts import get_object_or_404
 from django.utils import timezone
-from ninja import Field, Query, Router, Schema
-from ninja.pagination import paginate
+from ninja import Field, Router
 
 from controlplane.accounts.models import Role
 from controlplane.api.callers import VIEWERS, ApiRequest
 from controlplane.api.errors import ApiError
 from controlplane.api.resources import add_list, add_operations, schema_of
-from controlplane.api.schemas import Described, Items, NewestFirst, Page, RowSchema, Strict
+from controlplane.api.schemas import Described, Items, Strict
 from controlplane.fleet.models import Model
 from controlplane.gateway.selectors import attainments
 from controlplane.planning import bundles, capacity, selectors, services
 from controlplane.planning.models import (
-    Forecast,
     PolicyMode,
-    Quantity,
     ScalingPlan,
     ScalingPolicy,
     mode_of,
@@ -29,7 +25,6 @@ from controlplane.planning.models import (
 from controlplane.planning.outlook import peaks
 from controlplane.resources.plans import MOVES, PLANS
 from controlplane.resources.resource import Column
-from controlplane.rows import narrowed
 
 router = Router(auth=VIEWERS, tags=["Scaling"])
 
@@ -63,21 +58,6 @@ class EndpointOut(Described):
     """Highest window of the forecast, in the unit and classes of demand; null without a forecast."""
     slo_classes: list[ClassServiceOut]
     """Last hour, by serving region."""
-
-
-class ForecastOut(RowSchema):
-    """Forecast of one series. Lists have one element per window, in tokens per second."""
-
-    class Meta:
-        model = Forecast
-        fields = ("id", "made_at", "model", "region", "slo_class", "forecaster", "window_s", "start_at", "note")
-
-    quantity: Quantity
-    mean: list[float | None]
-    lower_80: list[float | None]
-    upper_80: list[float | None]
-    lower_95: list[float | None]
-    upper_95: list[float | None]
 
 
 class PolicyOut(Described):
@@ -122,13 +102,6 @@ PlanDetail = schema_of(
 MoveOut = schema_of(MOVES, "MoveOut", "One instance added or taken away by scaling, and why.")
 
 
-class ForecastQuery(Schema):
-    model: str = ""
-    region: str = ""
-    slo_class: str = Field("", description="Empty: all interactive classes together; `+`: all deferred ones.")
-    quantity: Quantity | None = None
-
-
 @router.get("/endpoints", response=Items[EndpointOut])
 def list_endpoints(request: ApiRequest, model: str = "", region: str = "") -> dict[str, Any]:
     """Return demand, capacity, load, GPUs, cost and service by SLO class of every endpoint, as the console shows them."""
@@ -153,18 +126,6 @@ def list_endpoints(request: ApiRequest, model: str = "", region: str = "") -> di
             if model in ("", load.model) and region in ("", load.region)
         ]
     }
-
-
-@router.get("/forecasts", response=Page[ForecastOut])
-@paginate(NewestFirst)
-def list_forecasts(request: ApiRequest, query: Query[ForecastQuery]) -> QuerySet[Forecast]:
-    """List demand forecasts, newest first: of all interactive SLO classes together, or all deferred ones.
-
-    The two are never mixed, so sums over a list count no token twice. Forecasts are deleted after
-    `PILOTHOUSE_FORECAST_KEEP_HOURS`.
-    """
-    rows = Forecast.objects.filter(slo_class=query.slo_class)
-    return narrowed(rows, model=query.model, region=query.region, quantity=query.quantity)
 
 
 @router.get("/scaling/policies", response=Items[PolicyOut])

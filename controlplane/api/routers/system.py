@@ -63,11 +63,3 @@ def read_published(key: str) -> bytes:
     if published is None:
         raise ApiError(503, "no_summary", "No gateway has published a summary in the last seconds.")
     return published
-
-
-def summary_rows(summary: dict[str, Any], *names: str) -> list[dict[str, Any]]:
-    """Return the rows of the columnar table at *names* in *summary*; none where it has no such table."""
-    table = summary
-    for name in names:
-        table = table.get(name) or {}
-    return [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]

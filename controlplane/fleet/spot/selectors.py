@@ -95,37 +95,6 @@ def reclaim_times(now: datetime) -> ReclaimTimes:
     return ReclaimTimes(tuple(each for row in rows if (each := row.reclaim_s) is not None))
 
 
-@dataclass(frozen=True, slots=True)
-class PoolTotals:
-    """Counts of the spot pool over a period."""
-
-    donated_hours: float
-    offered_usd: float | None
-    """At the spot prices that are known; None where none is of what was donated."""
-    unpriced_hours: float
-    """Of those donated, hours of GPU types without a spot price."""
-    reclaims: int
-    redeployments: int
-    evicted_requests: int
-    ended_requests: int
-
-
-def totals(since: datetime, until: datetime) -> PoolTotals:
-    """Return the totals of donations within [since, until)."""
-    rows = list(within(since, until))
-    hours = [(row.donated_s(since, until) / 3600, row.offered_usd(since, until)) for row in rows]
-    ended = [row for row in rows if row.ended_at is not None and since <= row.ended_at < until]
-    return PoolTotals(
-        sum(each for each, _ in hours),
-        _sum(offered_usd for _, offered_usd in hours),
-        sum(each for each, offered_usd in hours if offered_usd is None),
-        _count(ended, DonationState.RECLAIMED),
-        _count(ended, DonationState.REDEPLOYED),
-        sum(row.evicted_requests for row in rows),
-        sum(row.ended_requests for row in rows),
-    )
-
-
 def within(since: datetime, until: datetime) -> QuerySet[Donation]:
     """Return donations with a part in [since, until)."""
     return Donation.objects.filter(Q(ended_at=None) | Q(ended_at__gt=since), donated_at__lt=until)
@@ -183,7 +152,3 @@ def _sum(dollars: Iterable[float | None]) -> float | None:
     dollars = list(dollars)
     known = [each for each in dollars if each is not None]
     return sum(known, 0.0) if known or not dollars else None
-
-
-def _count(rows: Iterable[Donation], state: DonationState) -> int:
-    return sum(row.state == state for row in rows)

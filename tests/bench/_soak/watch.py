@@ -17,7 +17,7 @@ WARM_S = 60.0  # warm-up of a process, before its memory counts
 LEAST_WATCHED_S = 120.0
 PAGES = (
     "/", "/fleet/", "/timeline/", "/requests/", "/models/", "/scaling/", "/scaling/calendar/", "/keys/", "/events/",
-    "/?charts=ttft,kv", "/api/instances", "/api/requests", "/api/forecasts", "/api/scaling/plans",
+    "/?charts=ttft,kv", "/api/instances", "/api/requests", "/api/scaling/plans",
     "/api/scaling/policies", "/api/scaling/moves", "/api/events", "/api/summary", "/api/lengths",
     "/api/deployments", "/readyz", "/metrics", "/v1/models",
 )  # fmt: skip

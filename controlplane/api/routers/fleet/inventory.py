@@ -28,6 +28,7 @@ from controlplane.resources.inventory import (
     TARGET_COMPARISONS,
 )
 from controlplane.resources.jobs import SHARDS
+from controlplane.resources.spot import DONATIONS
 
 router = Router(auth=VIEWERS, tags=["Inventory"])
 BY_NAME = {kind.name: kind for kind in (*KINDS, APPLICATION, UNIT_BACKEND)}
@@ -57,6 +58,12 @@ add_list(
     router, MAINTENANCE, schema_of(MAINTENANCE, "MaintenanceOut"), "Maintenance of nodes and regions, newest first."
 )
 add_operations(router, MAINTENANCE)
+add_list(
+    router,
+    DONATIONS,
+    schema_of(DONATIONS, "DonationOut"),
+    "Donations, newest first: who let which instance go, and what became of it.",
+)
 
 
 class Applied(Strict):
