@@ -196,7 +196,7 @@ class World:
         ScheduledMinimum.objects.create(
             name="zephyr-hours", model=deployment.model, instances=2, begins="08:00", ends="18:00"
         )
-        self.simulation = what_if_rows.scenario_run("zephyr-bot", "zephyr as it was")
+        self.simulation = what_if_rows.draft("zephyr-bot", title="zephyr as it was", seeds=1)
         what_if_rows.furnish("zephyr as it could be", FLEET_REASON, now)
         self.what_if = WhatIf.objects.get(title="zephyr as it could be")
         self.capacity_plan = capacity_rows.done()

@@ -14,6 +14,8 @@ from tests.simulation.whatif import rows
 
 pytestmark = pytest.mark.django_db
 REACTIVE = {"preset": "qlm"}
+ASKING = rows.start()["scenario"]["clients"][0]
+CLIENT = {name: value for name, value in ASKING.items() if name not in ("prompt", "output")}
 BOUNDS = {"name": "More", "changes": [{"kind": "bounds", "model": "m", "max_instances": 3}]}
 
 
@@ -56,6 +58,39 @@ def test_what_is_wrong_is_named(sign_in, operator):
     assert caller.post("what-ifs", **body(futures=[{"preset": "hope"}])).json()["error"]["field"] == "preset"
     assert caller.post("what-ifs", **body(futures=[{}] * 7)).json()["error"]["field"] == "futures"
     assert caller.post("what-ifs", **body(horizon_s=5)).json()["error"]["field"] == "horizon_s"
+
+
+@pytest.mark.parametrize(
+    ("tables", "field", "message"),
+    [
+        ({"sede": 3}, "A.changes", "sede: is not a key here; there is title"),
+        ({"clients": [], "trace": {"file": "/etc/hostname", "format": "azure"}}, "start", "simulate` alone"),
+        (
+            {"clients": [ASKING | {"requests_per_s": 1e6}]},
+            "A.changes",
+            "requests; 5,000,000 are the most",
+        ),
+        ({"clients": [CLIENT | {"lengths": {"file": "/etc/passwd", "format": "azure"}}]}, "start", "upload a trace"),
+        (
+            {"applications": [{"graph": "g.json", "model": "m", "slo_class": "iw", "runs": 1}]},
+            "A.changes",
+            "reads a file",
+        ),
+    ],
+)
+def test_a_scenario_that_reads_files_or_is_too_large_is_refused(sign_in, operator, tables, field, message):
+    begin = {"kind": "synthetic", "scenario": rows.start(**tables)["scenario"]}
+    answer = sign_in("operator").post("what-ifs", **body(begin=begin, futures=[]))
+    assert (answer.status_code, answer.json()["error"]["field"]) == (422, field), answer.content
+    assert message in answer.json()["error"]["message"]
+    assert not WhatIf.objects.exists()
+
+
+def test_too_many_at_once_are_refused(sign_in, operator, monkeypatch):
+    monkeypatch.setattr(services, "MAX_OPEN", 2)
+    caller = sign_in("operator")
+    assert [caller.post("what-ifs", **body()).status_code for _ in range(3)] == [202, 202, 409]
+    assert WhatIf.objects.count() == 2
 
 
 def test_a_future_that_breaks_its_promises_becomes_the_plan_only_anyway(sign_in, operator, deployment):

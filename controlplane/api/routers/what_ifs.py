@@ -9,7 +9,6 @@ from ninja.files import UploadedFile
 
 from controlplane.accounts.models import Role
 from controlplane.api.callers import VIEWERS, ApiRequest
-from controlplane.api.errors import ApiError
 from controlplane.api.resources import add_list, schema_of
 from controlplane.api.schemas import DecisionIn, Items, RowSchema, Strict
 from controlplane.fleet.lifecycle.states import ActionError
@@ -19,7 +18,6 @@ from controlplane.simulation.whatif import plan, selectors, services
 from controlplane.simulation.whatif.models import TraceFile, WhatIf
 from controlplane.simulation.whatif.starts import traces
 from controlplane.simulation.whatif.starts.begin import Begin, start_of
-from scheduling.simulation.scenario import ScenarioError
 
 router = Router(auth=VIEWERS, tags=["What-if"])
 
@@ -44,9 +42,6 @@ class WhatIfIn(Strict):
     """Changes of demand shared by all futures."""
     futures: list[FutureIn] = []
     """Futures other than A (the present state); at most six."""
-    scenario: dict[str, Any] | None = None
-    """Scenario file (docs/plan/simulation.md) in JSON, simulated by itself with its own seed; traces and other files are not
-    read. Leave out all else."""
 
 
 def _futures(row: WhatIf) -> list[dict[str, Any]]:
@@ -60,13 +55,6 @@ def _futures(row: WhatIf) -> list[dict[str, Any]]:
         }
         for each in row.futures.all()
     ]
-
-
-def _result(row: WhatIf) -> dict[str, Any] | None:
-    if row.start.get("kind") != "scenario":
-        return None
-    result: dict[str, Any] | None = row.futures.all()[0].runs.all()[0].result.get("simulated")
-    return result
 
 
 WhatIfOut = schema_of(WHAT_IFS, "WhatIfOut")
@@ -94,12 +82,6 @@ WhatIfDetail = schema_of(
         about="As in the live topic `what-if:ID`: state, done, eta_s, and a row for each future.",
     ),
     Column("plan", type=dict[str, Any], about="Plan made from the chosen future; empty for none."),
-    Column(
-        "result",
-        source=_result,
-        type=dict[str, Any] | None,
-        about="Of a scenario, when done: measures, hours, counters, moves and plans (the first 5,000 of each).",
-    ),
 )
 
 
@@ -140,13 +122,7 @@ class TraceOut(RowSchema):
 def ask_what_if(request: ApiRequest, body: WhatIfIn) -> Status[WhatIf]:
     """Have workers simulate futures. 422 names the invalid field, such as `B.changes[0].region`."""
     user = request.auth.require(Role.OPERATOR)
-    if body.scenario is not None:
-        try:
-            return Status(202, services.simulate_scenario(body.scenario, user))
-        except ScenarioError as error:
-            what = f"{error.key}: {error.what}".removeprefix(": ")
-            raise ApiError(422, "invalid", what, error.key or "scenario") from error
-    values = body.model_dump(exclude={"begin", "futures", "scenario"})
+    values = body.model_dump(exclude={"begin", "futures"})
     values["start"] = start_of(body.begin, body.horizon_s).model_dump(mode="json")
     futures = [services.future_of(each.name, each.preset, each.changes) for each in body.futures]
     return Status(202, services.ask(values, futures, user))

@@ -11,9 +11,6 @@ from scheduling.simulation.measures.columns import Counted, columns, latency_ove
 from scheduling.simulation.measures.results import runs_by_application
 from scheduling.simulation.staging import Stage
 
-MAX_ROWS: Final = 5_000
-"""Maximum moves, and plans, in the result of a scenario."""
-
 
 def packed(ran: Simulated, counted: Mapping[str, Counted]) -> dict[str, Any]:
     """Return the values of a `FutureSeed`."""
@@ -40,14 +37,6 @@ def unranked(staged: Stage) -> str:
         return NO_RUNS
     by_prefix = any(each.routing == "least_delay" for each in policies)
     return NO_PREFIXES if by_prefix and not staged.knows_prefixes else ""
-
-
-def simulated(ran: Simulated) -> dict[str, Any]:
-    """Return the result of a scenario simulated by itself, as `manage.py simulate --json`; moves and plans are cut."""
-    result = ran.as_json()
-    for name in ("moves", "plans"):
-        result[f"{name}_made"], result[name] = len(result[name]), result[name][:MAX_ROWS]
-    return result
 
 
 def curves_of(blob: bytes | memoryview | None) -> dict[str, Any]:

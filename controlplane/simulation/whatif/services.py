@@ -1,6 +1,5 @@
 """Writes of what-ifs: submission, cancelling, resuming, and more seeds."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -23,9 +22,7 @@ from controlplane.simulation.whatif.starts.nodes import resolved
 from controlplane.simulation.whatif.starts.traces import misfits
 from controlplane.simulation.whatif.timing import expected
 from controlplane.simulation.whatif.twin_errors import fleet_error
-from scheduling.simulation.scenario import Scenario, ScenarioError
-from scheduling.simulation.scenario.file import check_scenario
-from scheduling.simulation.staging import SOURCE
+from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.staging.applications import expected_calls
 
 MAX_KEPT: Final = 200
@@ -34,8 +31,6 @@ MAX_OPEN: Final = 10
 MAX_SEEDS: Final = 100
 MAX_HORIZON_S: Final = 7 * 86_400.0
 MAX_INSTANCES: Final = 2_000
-MAX_BYTES: Final = 256 * 1024
-"""Maximum size of a scenario simulated by itself."""
 FIELDS: Final = ("title", "start", "horizon_s", "warmup_s", "seeds", "edits", "asked", "nightly")
 
 
@@ -144,36 +139,10 @@ def _expected_requests(scenario: Scenario) -> float:
 
 
 @transaction.atomic
-def simulate_scenario(values: dict[str, Any], actor: User, reason: str = "") -> WhatIf:
-    """Submit the scenario *values* by itself: a what-if of one future, with the scenario's seed.
-
-    Raises ScenarioError for an invalid or too large scenario, ActionError if too many wait.
-    """
-    size = len(json.dumps(values))
-    if size > MAX_BYTES:
-        raise ScenarioError(SOURCE, 0, "", f"has {size:,} bytes; {MAX_BYTES:,} are the most")
-    scenario = check_scenario(values, SOURCE)
-    if (unfit := _unfit(scenario, asks=True)) is not None:
-        raise ScenarioError(SOURCE, 0, *unfit)
-    ends_h = [each.from_h + each.window_h for each in scenario.applications if each.window_h is not None]
-    asks_h = max([scenario.demand.duration_h or 0.0, *ends_h])
-    lasts_h = [asks_h] if scenario.until_h is None else [asks_h, scenario.until_h]
-    start = Start(kind="scenario", at=timezone.now(), scenario=values).model_dump(mode="json")
-    horizon_s = max(60.0, 3600 * min(lasts_h))
-    title = scenario.title or "Scenario"
-    row = write({"title": title, "start": start, "horizon_s": horizon_s, "seeds": 1}, [], actor)
-    return _queue(row, actor, reason)
-
-
 def submit(row: WhatIf, actor: User | str) -> WhatIf:
     """Submit *row*, of `write`. Raises ActionError if too many wait or it was submitted, ValidationError as `check`."""
     if wrong := check(row):
         raise ValidationError(wrong)
-    return _queue(row, actor)
-
-
-@transaction.atomic
-def _queue(row: WhatIf, actor: User | str, reason: str = "") -> WhatIf:
     row = WhatIf.objects.select_for_update().get(pk=row.pk)
     if row.submitted_at is not None:
         raise ActionError(f"It is {row.state}.")
@@ -183,7 +152,7 @@ def _queue(row: WhatIf, actor: User | str, reason: str = "") -> WhatIf:
     row.save(update_fields=["submitted_at", "twin_error"])
     _add_runs(row)
     futures = {future.letter: future.name for future in row.futures.all()}
-    record("what_if.requested", row, actor=actor, reason=reason, inputs={"futures": futures, "seeds": row.seeds})
+    record("what_if.requested", row, actor=actor, inputs={"futures": futures, "seeds": row.seeds})
     old = WhatIf.objects.exclude(state__in=working.OPEN).filter(plan={}).order_by("-pk")
     WhatIf.objects.filter(pk__in=list(old.values_list("pk", flat=True)[MAX_KEPT:])).delete()
     transaction.on_commit(working.send_workers)
@@ -257,9 +226,8 @@ def _reopen(row: WhatIf) -> None:
 
 
 def _add_runs(row: WhatIf) -> None:
-    """Add runs of all seeds of *row*: from 1, or from the seed of a scenario simulated by itself."""
-    first = row.start["scenario"].get("seed", 0) if row.start.get("kind") == "scenario" else 1
-    seeds = range(first, first + row.seeds)
+    """Add runs of all seeds of *row*, from 1."""
+    seeds = range(1, 1 + row.seeds)
     FutureSeed.objects.bulk_create(
         [FutureSeed(future=future, seed=seed) for future in row.futures.all() for seed in seeds], ignore_conflicts=True
     )

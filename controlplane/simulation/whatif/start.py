@@ -48,8 +48,7 @@ class Start(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    kind: Literal["fleet", "ledger", "trace", "synthetic", "scenario"]
-    """`scenario`: simulated by itself, unchanged."""
+    kind: Literal["fleet", "ledger", "trace", "synthetic"]
     at: datetime
     """Time 0 of the simulation."""
     scenario: dict[str, Any]

@@ -141,8 +141,6 @@ def run(row: FutureSeed) -> dict[str, Any]:
     _advance(row, Phase.MEASURING, SIMULATED_SHARE)
     values = results.packed(ran, counted_of(what_if, altered))
     values["result"]["unranked"] = results.unranked(staged) if start.kind in RECORDED else ""
-    if start.kind == "scenario":
-        values["result"]["simulated"] = results.simulated(ran)
     return values
 
 
@@ -155,9 +153,8 @@ def _start(pk: int, created_at: datetime) -> Start:
 def changed(what_if: WhatIf, future: Future, start: Start) -> Changed:
     """Return the scenario of *future* with all changes of its *what_if* against *start*. Raise ChangeError."""
     values = {**start.scenario, "sample_s": float(max(1.0, np.ceil(what_if.horizon_s / MOST_SAMPLES)))}
-    if start.kind != "scenario":
-        values["until_h"] = (what_if.horizon_s + GRACE_S) / 3600
-    if start.asks and start.kind != "scenario":
+    values["until_h"] = (what_if.horizon_s + GRACE_S) / 3600
+    if start.asks:
         values["demand"] = {**values.get("demand", {}), "duration_h": what_if.horizon_s / 3600}
     edits = parsed(what_if.edits, "edits")
     return applied(values, [*edits, *parsed(future.changes)], asks=start.asks, shared=len(edits))

@@ -49,11 +49,6 @@ def run_all(row: WhatIf) -> WhatIf:
     return row
 
 
-def scenario_run(actor: Any, title: str) -> WhatIf:
-    """Write a waiting simulation of a scenario."""
-    return services.simulate_scenario(tomllib.loads(RIGHT) | {"title": title}, actor)
-
-
 def furnish(title: str, text: str, now: datetime) -> None:
     """Write a row of each kind, with *text* where a user wrote one."""
     what_if = WhatIf.objects.create(title=title)
