@@ -25,10 +25,9 @@ async def control(server: Server, http: aiohttp.ClientSession) -> AsyncIterator[
     await idle(client)
 
 
-async def test_health_version_load(server: Server, http: aiohttp.ClientSession, control: VllmClient) -> None:
+async def test_health_and_version(server: Server, http: aiohttp.ClientSession, control: VllmClient) -> None:
     assert await control.health()
     assert await control.version() == "0.32.0"
-    assert await control.server_load() == 0
     (card,) = await control.models()
     assert (card.id, card.max_model_len, card.parent) == (MODEL, MAX_MODEL_LEN, None)
     for method in ("GET", "POST"):

@@ -97,14 +97,3 @@ async def test_odd_names_and_ids_do_not_break_a_stream(emulator: Emulator) -> No
         chunk = json.loads(event[6:])
         assert (chunk["id"], chunk["model"]) == ('cmpl-id"\\u0000', model)
         assert chunk["choices"][0]["text"].strip() in PROSE
-
-
-async def test_request_id_header_only_on_request(emulator: Emulator) -> None:
-    await emulator.ready("plain")
-    await emulator.ready("echoing", enable_request_id_headers=True)
-    asked = {"model": "m", "prompt": "x", "max_tokens": 1}
-    for name, expected in (("plain", None), ("echoing", "abc")):
-        url = f"{emulator.url}/{name}/v1/completions"
-        async with emulator.session.post(url, json=asked, headers={"X-Request-Id": "abc"}) as response:
-            assert (await response.json())["id"] == "cmpl-abc"
-            assert response.headers.get("X-Request-Id") == expected

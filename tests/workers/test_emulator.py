@@ -65,17 +65,6 @@ async def test_preemption_shows_in_metrics_and_loses_no_token(emulator: Emulator
     assert m.prompt_tokens_total == 32
 
 
-async def test_load_is_counted_only_when_asked(emulator: Emulator) -> None:
-    await emulator.ready("counting", enable_server_load_tracking=True, profile=SLOW)
-    await emulator.ready("plain", profile=SLOW)
-    for name, expected in (("counting", 1), ("plain", 0)):
-        task = asyncio.create_task(emulator.complete(name, max_tokens=10))
-        await eventually(lambda name=name: emulator.fleet.instances[name].unfinished == 1)  # type: ignore[misc]
-        assert await emulator.call("GET", f"/{name}/load") == (200, {"server_load": expected})
-        await task
-        assert await emulator.call("GET", f"/{name}/load") == (200, {"server_load": 0})
-
-
 async def test_a_caller_who_leaves_while_asleep_is_forgotten(emulator: Emulator) -> None:
     instance = await emulator.ready()
     await emulator.call("POST", "/one/sleep")

@@ -53,7 +53,6 @@ class EmulatedInstance:
         self.spec = spec
         self.fault = Fault()
         self.adapters = AdapterCache(spec.max_loras, spec.max_cpu_loras, spec.adapter_storage_s, spec.adapter_memory_s)
-        self.server_load = 0
         self.created_s = int(time.time())
         self._content = Content(name, spec, seed)
         self._task: asyncio.Task[None] | None = None
@@ -98,7 +97,6 @@ class EmulatedInstance:
         self._recomputed = 0  # preemptions by a sleep, which the engine does not know of
         self._last_step_end_s = -1.0
         self.adapters.clear()
-        self.server_load = 0
         self._awake.set()
         self._responsive.set()
         self._work.clear()

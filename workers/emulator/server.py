@@ -38,7 +38,6 @@ ROUTES: tuple[tuple[str, str, Service], ...] = (
     ("GET", "/ping", service.health),
     ("POST", "/ping", service.health),
     ("GET", "/version", service.version),
-    ("GET", "/load", service.server_load),
     ("GET", "/metrics", service.metrics),
     ("GET", "/v1/models", service.models),
     *(("POST", path, partial(service.generate, surface=surface)) for path, surface in SURFACES.items()),

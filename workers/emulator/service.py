@@ -45,10 +45,6 @@ async def version(instance: EmulatedInstance, request: web.Request) -> web.Respo
     return json_response({"version": VERSION})
 
 
-async def server_load(instance: EmulatedInstance, request: web.Request) -> web.Response:
-    return json_response({"server_load": instance.server_load})
-
-
 async def metrics(instance: EmulatedInstance, request: web.Request) -> web.Response:
     if instance.fault.kind == "slow_metrics":
         await asyncio.sleep(instance.fault.factor)
@@ -126,17 +122,11 @@ async def _answered(instance: EmulatedInstance, request: web.Request, asked: Che
     given_id = request.headers.get("X-Request-Id") or uuid.uuid4().hex[:16]
     request_id = f"{PREFIXES.get(asked.surface, 'chatcmpl')}-{given_id}"
     model = asked.get("model", instance.spec.model)
-    headers = {"X-Request-Id": given_id} if instance.spec.enable_request_id_headers else {}
-    instance.server_load += instance.spec.enable_server_load_tracking
-    try:
-        if asked.get("stream"):
-            return await _streamed(instance, request, asked, request_id, model, headers)
-        answer = Answer(asked, request_id, model, int(time.time()))
-        async with _computed(instance, answer):
-            whole = SHAPES[asked.surface](answer).whole()
-            return json_response(whole, headers=headers)
-    finally:
-        instance.server_load -= instance.spec.enable_server_load_tracking
+    if asked.get("stream"):
+        return await _streamed(instance, request, asked, request_id, model)
+    answer = Answer(asked, request_id, model, int(time.time()))
+    async with _computed(instance, answer):
+        return json_response(SHAPES[asked.surface](answer).whole())
 
 
 @asynccontextmanager
@@ -156,10 +146,9 @@ async def _streamed(
     asked: CheckedCall,
     request_id: str,
     model: str,
-    headers: dict[str, str],
 ) -> web.StreamResponse:
     # vLLM sends the head of a stream at once, even while the request waits.
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8", **headers})
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
     response.enable_chunked_encoding()
     await response.prepare(request)
     if request.transport is None:
@@ -238,7 +227,7 @@ async def kv_event_sources(instance: EmulatedInstance, request: web.Request) -> 
 async def openapi(instance: EmulatedInstance, request: web.Request) -> web.Response:
     """Return the paths that a server of its task answers, which is all that is read of vLLM's document."""
     paths: dict[str, object] = {path: {"post": {}} for path in PATHS[instance.spec.task]}
-    paths |= {path: {"get": {}} for path in ("/health", "/load", "/metrics", "/v1/models", "/version")}
+    paths |= {path: {"get": {}} for path in ("/health", "/metrics", "/v1/models", "/version")}
     return json_response({"openapi": "3.1.0", "info": {"title": "vLLM", "version": VERSION}, "paths": paths})
 
 

@@ -37,8 +37,6 @@ class InstanceSpec(ServerSpec):
     """Length of the vectors of a server that embeds."""
     num_labels: Annotated[int, Field(ge=1, le=10_000)] = 2
     """Classes of a server that classifies; one that scores has a single one."""
-    enable_request_id_headers: bool = False
-    enable_server_load_tracking: bool = False
     enable_auto_tool_choice: bool = False
     enable_scale_out: bool = False
     dev_mode: bool = True

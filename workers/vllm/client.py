@@ -81,10 +81,6 @@ class VllmClient:
     async def version(self) -> str:
         return str((await self._json("GET", "/version")).get("version", ""))
 
-    async def server_load(self) -> int:
-        """Return the requests in work; always 0 unless the server runs with `--enable-server-load-tracking`."""
-        return int((await self._json("GET", "/load")).get("server_load", 0))
-
     async def sleep(self, level: int = 1, mode: Literal["abort", "wait", "keep"] = "abort") -> None:
         """Put the server to sleep: level 0 stops scheduling, 1 moves weights to host memory, 2 drops them.
 
