@@ -7,7 +7,6 @@ from controlplane.console.live.state import tables_of
 from controlplane.console.pages.queues import lanes
 from controlplane.dispatch.queues import services
 from controlplane.dispatch.queues.commands import GatewaySilent
-from controlplane.dispatch.wire import GROUP_COLUMNS, LANE_COLUMNS, QUEUE_COLUMNS, REORDER_COLUMNS
 from controlplane.events.models import Event
 from tests.console import batch_rows
 from tests.console.feed import columns
@@ -31,14 +30,16 @@ def lane(name="instance-1", **values):
 
 
 def summary_queues(groups, instances, **values):
-    row = dict.fromkeys(QUEUE_COLUMNS) | {"region": "us-east", "waiting": 172, "groups": len(groups), "queues": 1,
-                                          "at_risk": 1, "late": 1} | values  # fmt: skip
-    change = dict.fromkeys(REORDER_COLUMNS) | {"at": 1_800_000_000.0, "by": "scheduler", "why": "2 groups would be late",
-                                               "what": "3 of 7 groups moved", "before_ratio": 0.9, "after_ratio": 0.97,
-                                               "before_late_s": 4.0, "after_late_s": 1.0, "took_ms": 12.0}  # fmt: skip
+    unknown = ("late_requests", "oldest_wait_s", "attainment_ratio", "fcfs_ratio", "solved_ms", "solved_at")
+    counts = {"region": "us-east", "waiting": 172, "groups": len(groups), "queues": 1, "at_risk": 1, "late": 1}
+    row = dict.fromkeys(unknown) | counts | values
+    change = {
+        "at": 1_800_000_000.0, "by": "scheduler", "why": "2 groups would be late", "what": "3 of 7 groups moved",
+        "before_ratio": 0.9, "after_ratio": 0.97, "before_late_s": 4.0, "after_late_s": 1.0, "took_ms": 12.0,
+    }  # fmt: skip
     return {
-        "groups": columns(groups) or {name: [] for name in GROUP_COLUMNS},
-        "lanes": columns(instances) or {name: [] for name in LANE_COLUMNS},
+        "groups": columns(groups),
+        "lanes": columns(instances),
         "queues": columns([row]),
         "reorders": columns([change, change | {"by": "olga"}]),
     }

@@ -4,9 +4,15 @@ from collections.abc import Iterable
 from typing import Any
 
 from controlplane.console.live.state import LiveState, status_of
-from controlplane.dispatch.wire import INSTANCE_COLUMNS
 from controlplane.fleet.models import Instance
 from controlplane.resources.instances import STATUSES, with_outdated
+
+SILENT = dict.fromkeys((
+    *("reachable", "trouble", "running", "waiting", "requests_ahead", "round_trip_ms", "kv_ratio", "use_ratio"),
+    *("output_tokens_per_s", "ttft_p95_ms", "itl_p95_ms", "preemptions_per_min", "prefix_hit_ratio", "cached_blocks"),
+    *("cache_unknown", "heartbeat_at"),
+))  # fmt: skip
+"""The live numbers of an instance of which there are none."""
 
 
 def instance_row(instance: Instance, live: dict[str, Any] | None) -> dict[str, Any]:
@@ -15,7 +21,7 @@ def instance_row(instance: Instance, live: dict[str, Any] | None) -> dict[str, A
     The database is newer on the state itself (an action shows at once), the gateway on how the instance answers.
     """
     known = live is not None
-    live = dict.fromkeys(INSTANCE_COLUMNS) | (live or {})
+    live = SILENT | (live or {})
     state = str(instance.state)
     gpu_count = int(instance.launched_with.get("tensor_parallel", instance.deployment.tensor_parallel))
     status = status_of(state, live["reachable"], live["use_ratio"], live["waiting"], live["trouble"])

@@ -45,10 +45,6 @@ def _rounded(value: float | None, digits: int = 1) -> float | None:
     return None if value is None else round(value, digits)
 
 
-def _columns(rows: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, list[Any]]:
-    return {name: [row[name] for row in rows] for name in names}
-
-
 def merged(one: Any, other: Any) -> Any:
     """Return two parts of a summary as one: rows and columns of both, and numbers of either added up."""
     if isinstance(one, dict) and isinstance(other, dict):
@@ -118,8 +114,8 @@ class Summary:
                 "started_at": self.started_at,
                 "fleet": self._tile(FLEET, instances, endpoints, held.total()),
                 "models": models,
-                "endpoints": _columns(endpoints, wire.ENDPOINT_COLUMNS),
-                "instances": _columns(instances, wire.INSTANCE_COLUMNS),
+                "endpoints": wire.columns(endpoints),
+                "instances": wire.columns(instances),
             }
             | {name: read() for name, read in self.sections.items() if name not in OF_SHARDS}
             | whole
@@ -293,15 +289,15 @@ def history_sample(snapshot: dict[str, Any]) -> dict[str, Any]:
         "ts": snapshot["ts"],
         "fleet": snapshot["fleet"],
         "models": snapshot["models"],
-        "kv": dict(zip(instances["name"], instances["kv_ratio"], strict=True)),
+        "kv": {name: kv_ratio for name, (kv_ratio,) in _by_name(instances, "kv_ratio").items()},
         "load": _by_name(instances, "running", "waiting"),
         "pace": _by_name(instances, "ttft_p95_ms", "itl_p95_ms", "output_tokens_per_s"),
     }
 
 
 def _by_name(instances: dict[str, list[Any]], *columns: str) -> dict[str, list[Any]]:
-    values = zip(*(instances[column] for column in columns), strict=True)
-    return dict(zip(instances["name"], map(list, values), strict=True))
+    values = zip(*(instances.get(column, ()) for column in columns), strict=True)
+    return dict(zip(instances.get("name", ()), map(list, values), strict=True))
 
 
 class Publisher:

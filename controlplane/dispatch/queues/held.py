@@ -2,17 +2,14 @@
 
 import math
 import time
-from typing import Any, Final
+from typing import Final
 
 from controlplane.dispatch.holding import HeldRequests
-from controlplane.dispatch.wire import HELD_COLUMNS
+from controlplane.dispatch.wire import Row, Table, columns
 from scheduling.queueing.held_work import LOOK_S, Release, Signal
 from scheduling.queueing.release_rule import USE
 
 EVERY_S: Final = 1.0
-
-Row = dict[str, Any]
-Table = dict[str, list[Any]]
 
 
 class HeldView:
@@ -24,12 +21,10 @@ class HeldView:
         self._read_s = -math.inf
 
     def __call__(self) -> Table:
-        """Return the columns `HELD_COLUMNS`."""
         now_s = self.holding.fleet.now_s
         if now_s - self._read_s >= EVERY_S:
             self.holding.read_signals()
-            rows = self._models(now_s)
-            self._table = {name: [row[name] for row in rows] for name in HELD_COLUMNS}
+            self._table = columns(self._models(now_s))
             self._read_s = now_s
         return self._table
 

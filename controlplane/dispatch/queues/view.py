@@ -2,13 +2,13 @@
 
 import math
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica
-from controlplane.dispatch.wire import GROUP_COLUMNS, LANE_COLUMNS, QUEUE_COLUMNS, REORDER_COLUMNS
+from controlplane.dispatch.wire import Row, Table, columns
 from scheduling.queueing.reordering.evaluate import Score
 from scheduling.queueing.served import fcfs_attainment, worth
 from scheduling.queueing.snapshot import Snapshot
@@ -20,9 +20,6 @@ SHOWN_CHANGES: Final = 12
 FCFS_GROUPS: Final = 256
 """Most groups for which the FCFS attainment is computed: it takes time on the event loop."""
 
-Row = dict[str, Any]
-Tables = dict[str, dict[str, list[Any]]]
-
 
 def risk_of(slack_s: float) -> str:
     return "late" if slack_s < 0 else "risk" if slack_s < RISK_S else ""
@@ -33,27 +30,27 @@ class QueuesView:
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self.dispatcher = dispatcher
-        self._tables: Tables = {}
+        self._tables: dict[str, Table] = {}
         self._read_s = -math.inf
 
-    def __call__(self) -> Tables:
-        """Return the columns of `groups`, `lanes`, `queues` and `reorders` (`dispatch.wire`)."""
+    def __call__(self) -> dict[str, Table]:
+        """Return the tables `groups`, `lanes`, `queues` and `reorders`."""
         now_s = self.dispatcher.clock()
         if now_s - self._read_s >= EVERY_S:
             self._tables, self._read_s = self._read(), now_s
         return self._tables
 
-    def _read(self) -> Tables:
+    def _read(self) -> dict[str, Table]:
         seen = self.dispatcher.reordering.control.read(pinned=True)
         score = worth(seen) if seen else None
         groups = group_rows(self.dispatcher, seen, score) if seen and score else []
         lanes = self._lanes(groups)
         reorders = self._reorders()
         return {
-            "groups": _columns(groups, GROUP_COLUMNS),
-            "lanes": _columns(lanes, LANE_COLUMNS),
-            "queues": _columns(self._queues(groups, seen, score), QUEUE_COLUMNS),
-            "reorders": _columns(reorders, REORDER_COLUMNS),
+            "groups": columns(groups),
+            "lanes": columns(lanes),
+            "queues": columns(self._queues(groups, seen, score)),
+            "reorders": columns(reorders),
         }
 
     def _lanes(self, groups: list[Row]) -> list[Row]:
@@ -184,7 +181,3 @@ def _pulling(dispatcher: Dispatcher) -> dict[tuple[int, int], Replica]:
 
 def _finite(value: float) -> float | None:
     return round(value, 1) if math.isfinite(value) else None
-
-
-def _columns(rows: list[Row], names: tuple[str, ...]) -> dict[str, list[Any]]:
-    return {name: [row[name] for row in rows] for name in names}
