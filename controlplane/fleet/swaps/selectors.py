@@ -14,7 +14,7 @@ from scheduling.compiled import uncompiled
 from scheduling.fleet import sleep_level
 
 COUNTED = 200
-"""Newest swaps of a group that tell how often its members are needed: the next one weighs two in a hundred."""
+"""Newest swaps of a group by which its members are ranked; the last of them weighs 2% of the first."""
 LAST = 5
 """Swaps of a group that are shown."""
 NOTHING = MedianTime(0.0)
