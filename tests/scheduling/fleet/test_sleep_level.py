@@ -39,7 +39,8 @@ def test_memory_is_never_exceeded_and_holds_all_that_fit(weights_bytes, memory_b
     for target in targets:
         if (target := target % len(weights_bytes)) != group.awake:
             warm = group.swap_to(target)
-            assert warm <= (target in been) and (warm or target not in been or sum(weights_bytes) > memory_bytes)
+            assert warm <= (target in been)
+            assert warm or target not in been or sum(weights_bytes) > memory_bytes
             been.add(target)
 
 
