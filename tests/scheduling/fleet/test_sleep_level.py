@@ -33,7 +33,9 @@ class Group:
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(1, 9), min_size=2, max_size=5), st.integers(0, 30), st.lists(st.integers(0, 4), max_size=40))
+@given(
+    st.lists(st.integers(1, 9), min_size=2, max_size=5), st.integers(0, 30), st.lists(st.integers(0, 4), max_size=40)
+)
 def test_memory_is_never_exceeded_and_holds_all_that_fit(weights_bytes, memory_bytes, targets):
     group, been = Group(weights_bytes, memory_bytes), {0}
     for target in targets:
