@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         sought, fleet = drawn(seed, survives_loss=bool(seed % 2))
         first = least(sought)
         first_s = time.perf_counter() - began_s
-        settled = settle(sought, fleet.first, fleet.wanted)
+        settled = settle(sought, fleet.draws, fleet.wanted)
         counts = np.array([one.counts for one in settled.cheapest(fleet.wanted)])
         result[f"fleet_{seed}"] = {
             "first_s": first_s,
