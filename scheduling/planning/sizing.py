@@ -188,15 +188,21 @@ class Settled:
         points = []
         for number, target in enumerate(self.targets[1:], 1):
             best, sought = self.cheapest(target), self.done > number
-            lacking = [at for at, one in enumerate(best) if one is None]
-            over = [self.sought.models[at] for at in lacking if sought[at]]
-            highest = (
-                f"no fleet for up to {FACTORS[-1]:g} times the demand has it for {', '.join(over)}" if over else ""
-            )
-            why = highest or ("" if sought.all() else "the time of the check ended first")
-            usd = None if lacking else sum(one.usd_per_month for one in best if one is not None)
+            over = [
+                f"{self.highest(at):.1%} for {self.sought.models[at]}"
+                for at, one in enumerate(best)
+                if one is None and sought[at]
+            ]
+            why = "" if sought.all() else "the time of the check ended first"
+            if over:
+                why = f"fleets for up to {FACTORS[-1]:g} times the demand reach {', '.join(over)}"
+            usd = None if None in best else sum(one.usd_per_month for one in best if one is not None)
             points.append(Point(float(target[0]), usd, why))
         return points
+
+    def highest(self, at: int) -> float:
+        """Return the highest share of a model's worst class, over its simulated fleets."""
+        return max(float(np.nanmin(one.worst)) for one in self.found[at].values() if one.met)
 
     def kept(self, at: int, counts: Ints, wanted: Floats) -> Generator[Asked, Floats, bool]:
         """Simulate *counts* of a model with one draw after another; return whether each keeps *wanted*."""
