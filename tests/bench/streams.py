@@ -19,7 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
+import urllib.request
+from collections.abc import Mapping
 from typing import Any
 
 import uvloop
@@ -38,6 +39,13 @@ PROFILE = {  # Llama-3.1-8B on 4 x A100, slowed to about 25 tokens a second for 
     "decode_b_s_per_sequence": 1.5e-4,
     "decode_c_s_per_token": 0.0,
 }
+
+
+def put_instances(port: int, specs: Mapping[str, Mapping[str, Any]]) -> None:
+    """Make the emulated instances of *specs* at the emulator on *port*."""
+    for name, spec in specs.items():
+        address = f"http://127.0.0.1:{port}/emulator/instances/{name}"
+        urllib.request.urlopen(urllib.request.Request(address, json.dumps(spec).encode(), method="PUT")).close()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -200,8 +208,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             "kv_blocks": 20_000,
             "max_model_len": 8192,
         }
-        config = Path(folder) / "fleet.json"
-        config.write_text(json.dumps({"instances": {f"m-{index}": instance for index in range(INSTANCES)}}))
         environment = {
             "PILOTHOUSE_SECRET_KEY": "bench",
             "PILOTHOUSE_STATE_DIR": folder,
@@ -209,9 +215,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             "DJANGO_SETTINGS_MODULE": "controlplane.settings",
             "PYTHONWARNINGS": "ignore",
         }
-        emulator = [sys.executable, "-m", "workers.emulator", "--port", str(emulator_port), "--config", str(config)]
+        emulator = [sys.executable, "-m", "workers.emulator", "--port", str(emulator_port)]
         urls = {f"m-{index}": f"http://127.0.0.1:{emulator_port}/m-{index}" for index in range(INSTANCES)}
         with process(emulator, emulator_port, environment):
+            put_instances(emulator_port, dict.fromkeys(urls, instance))
             seed(environment, urls)
             whole, split = list[dict[str, float]](), list[dict[str, float]]()
             for _ in range(options.rounds):

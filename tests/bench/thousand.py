@@ -20,13 +20,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
 import uvloop
 
 from tests.bench.gateway import KEY, ROOT, cpu_s, free_port, process, rss_mb, uvicorn
+from tests.bench.streams import put_instances
 from tests.postgres import server
 from tests.redis_server import RedisServer
 
@@ -126,15 +126,12 @@ class Phase(NamedTuple):
 
 
 @contextmanager
-def emulator(folder: Path, region: str, instances: dict[str, str]) -> Iterator[tuple[int, str]]:
+def emulator(instances: dict[str, str]) -> Iterator[tuple[int, str]]:
     """One process with the instances (name, model) of a region; yield its id and address."""
     common = {"profile": PROFILE, "max_num_seqs": 64, "output_median_tokens": 64.0}
-    config = folder / f"{region}.json"
-    config.write_text(json.dumps({"instances": {name: common | {"model": model} for name, model in instances.items()}}))
     port = free_port()
-    with process(
-        [sys.executable, "-m", "workers.emulator", "--port", str(port), "--config", str(config)], port, {}
-    ) as child:
+    with process([sys.executable, "-m", "workers.emulator", "--port", str(port)], port, {}) as child:
+        put_instances(port, {name: common | {"model": model} for name, model in instances.items()})
         try:
             yield child.pid, f"http://127.0.0.1:{port}"
         finally:
@@ -262,7 +259,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         model = models[len(here) % len(models)]
         here[f"{REGIONS[n % len(REGIONS)]}-{len(here)}"] = model
     with tempfile.TemporaryDirectory(prefix="pilothouse-bench-") as text, ExitStack() as stack:
-        folder, redis, port = Path(text), RedisServer().start(), free_port()
+        redis, port = RedisServer().start(), free_port()
         stack.callback(redis.stop)
         database = stack.enter_context(server("max_connections=100")).url if options.postgres else ""
         environment = {
@@ -273,7 +270,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             "DJANGO_SETTINGS_MODULE": "controlplane.settings",
             "PYTHONWARNINGS": "ignore",
         }
-        emulators = {name: stack.enter_context(emulator(folder, name, names[name])) for name in REGIONS}
+        emulators = {name: stack.enter_context(emulator(names[name])) for name in REGIONS}
         rows = {
             "regions": {name: url for name, (_, url) in emulators.items()},
             "models": models,

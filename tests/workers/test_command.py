@@ -7,13 +7,11 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from pathlib import Path
 
 import pytest
 
 from tests.examples import at_night_but
 from tests.workers.conftest import body
-from workers.emulator.__main__ import main
 
 
 def start(*arguments: str) -> tuple["subprocess.Popen[str]", str]:
@@ -33,10 +31,11 @@ def stop(process: "subprocess.Popen[str]", number: signal.Signals) -> int:
 
 
 @pytest.mark.parametrize("number", at_night_but([signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]))
-def test_configured_fleet(tmp_path: Path, number: signal.Signals) -> None:
-    config = tmp_path / "fleet.json"
-    config.write_text(json.dumps({"instances": {"a": body(), "b": body(model="other")}}))
-    process, url = start("--config", str(config))
+def test_a_fleet_is_made_by_its_admin_surface(number: signal.Signals) -> None:
+    process, url = start()
+    for name, given in (("a", body()), ("b", body(model="other"))):
+        put = urllib.request.Request(f"{url}/emulator/instances/{name}", json.dumps(given).encode(), method="PUT")
+        assert urllib.request.urlopen(put).status == 200
     with urllib.request.urlopen(f"{url}/emulator/instances") as response:
         listed = json.load(response)["instances"]
     assert [(instance["name"], instance["model"]) for instance in listed] == [("a", "m"), ("b", "other")]
@@ -63,24 +62,3 @@ def test_a_taken_port_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert done.returncode == 1
     assert "cannot listen on 127.0.0.1" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("{", "not JSON"),
-        ("[]", "expected"),
-        ('{"instances": {"a b": {}}}', "not an instance name"),
-        ('{"instances": {"a": {"model": "m", "colour": 1}}}', "a: colour"),
-    ],
-)
-def test_wrong_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str) -> None:
-    config = tmp_path / "fleet.json"
-    config.write_text(text)
-    assert main(["--config", str(config)]) == 2
-    assert said in capsys.readouterr().err
-
-
-def test_missing_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--config", str(tmp_path / "none.json")]) == 2
-    assert "none.json" in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 from typing import Annotated, Self
 
-import orjson
 from pydantic import Field, ValidationError, model_validator
 
 from scheduling.fleet.front_end import NO_LIMIT, FrontEnd
@@ -69,25 +68,6 @@ def read_spec(body: object) -> InstanceSpec:
     except ValidationError as error:
         parts = [f"{'.'.join(map(str, item['loc'])) or 'body'}: {item['msg']}" for item in error.errors()]
         raise SpecError("; ".join(parts)) from error
-
-
-def read_config(text: bytes) -> dict[str, InstanceSpec]:
-    """Return the instances of a configuration file `{"instances": {name: specification}}`. Raises SpecError."""
-    try:
-        document = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise SpecError(f"not JSON: {error}") from error
-    entries = document.get("instances") if isinstance(document, dict) else None
-    if not isinstance(entries, dict):
-        raise SpecError('expected {"instances": {"<name>": {...}}}')
-    specs = {}
-    for name, body in entries.items():
-        check_name(name)
-        try:
-            specs[name] = read_spec(body)
-        except SpecError as error:
-            raise SpecError(f"{name}: {error}") from error
-    return specs
 
 
 def check_name(name: str) -> None:
