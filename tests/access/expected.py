@@ -229,7 +229,6 @@ REST = {
     "get_run": Reach(TENANT, {"run_id": "RUN"}, owned=True, key=True),
     "get_application_graph": Reach(TENANT, {"application_id": "APPLICATION"}, owned=True, key=True),
     "limit_application_runs": Reach(MANAGER, {"application_id": "APPLICATION"}, REASON, owned=True),
-    "import_application_graph": Reach(MANAGER, {}, {"tenant": "acme", "graph": {"version": 0}}, owned=True),
     "act_on_application_run": Reach(OPERATOR, {"run_id": "RUN", "action": "first"}, REASON),
     "list_settings": Reach(VIEWER),
     "change_setting": Reach(OPERATOR, {"name": "PLAN_EPSILON"}, {"value": 0.5} | REASON),

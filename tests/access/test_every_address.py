@@ -52,7 +52,7 @@ ROLES = tuple(RANKS)
 EVERYTHING_OF = {"stranger", "fleet_admin"}
 """Roles that ask for everything in the fast tests too: who may all, and of a tenant who may most."""
 NOBODY = {"anonymous", "newcomer"}
-PEOPLE_ALONE = {"create_key", "change_key", "import_application_graph", "limit_application_runs"}
+PEOPLE_ALONE = {"create_key", "change_key", "limit_application_runs"}
 """Operations that take no key."""
 IN_THE_GATE = (pytest.mark.nightly, pytest.mark.gate)
 CHOICES = [

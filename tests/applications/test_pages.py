@@ -120,23 +120,6 @@ def test_an_application_without_records_has_a_page(client, operator, acme):
     assert "No run has ended yet" in client.get(f"/applications/{empty.pk}/").content.decode()
 
 
-def test_a_graph_goes_out_and_comes_in_by_rest(client, operator, application, acme):
-    client.force_login(operator)
-    graph = json.loads(client.get(f"/api/applications/{application.pk}/graph").content)
-    graph["application"] = "copy"
-
-    def imported(tenant="acme"):
-        body = {"tenant": tenant, "graph": graph}
-        return client.post("/api/applications/import", body, content_type="application/json")
-
-    assert imported().json()["records"] == 40
-    assert graph_of(Application.objects.get(name="copy")).records == graph_of(application).records
-    graph["records"][3]["steps"][0]["unit"] = "nothing"
-    answer = imported()
-    assert (answer.status_code, "'nothing' is no unit" in answer.json()["error"]["message"]) == (422, True)
-    assert imported("unknown").status_code == 403
-
-
 def test_the_verdict_names_applications_that_finish_too_late(client, operator, application):
     application.runs.update(deadline_s=0.5)
     client.force_login(operator)
@@ -183,6 +166,7 @@ def test_a_run_with_its_calls_comes_by_rest(client, operator, application):
 def test_a_file_is_exported_and_imported_by_page(client, operator, application):
     client.force_login(operator)
     text = client.get(f"/applications/{application.pk}/graph.json").content
+    assert client.get(f"/api/applications/{application.pk}/graph").content == text
     values = {"tenant": "acme", "application": "copy", "file": SimpleUploadedFile("graph.json", text)}
     for _ in range(2):  # again: its records replace those that were imported
         values["file"].seek(0)

@@ -1,12 +1,11 @@
 """`/api`: history: events, requests, usage."""
 
-import json
 from typing import Any
 
 from django.http import HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404
 from django.utils import timezone
-from ninja import Field, Router, Schema
+from ninja import Field, Router
 from pydantic import AwareDatetime
 
 from controlplane.accounts.models import Role
@@ -17,7 +16,7 @@ from controlplane.api.resources import add_list, schema_of
 from controlplane.api.schemas import ActionIn, Described
 from controlplane.applications.reporting import act_on_run, acted_on_run
 from controlplane.applications.selectors import graph_of
-from controlplane.applications.services import APPLICATION, calls_of, import_graph
+from controlplane.applications.services import APPLICATION, calls_of
 from controlplane.dispatch.queues.operations import RunAction
 from controlplane.fleet.inventory import services as inventory
 from controlplane.resources.applications import (
@@ -29,7 +28,6 @@ from controlplane.resources.applications import (
 from controlplane.resources.batches import BATCHES
 from controlplane.resources.events import EVENTS
 from controlplane.resources.requests import REQUESTS
-from scheduling.applications.demand_graph import DemandGraph
 
 router = Router(auth=PEOPLE_AND_KEYS, tags=["Records"])
 
@@ -137,30 +135,3 @@ def act_on_application_run(request: ApiRequest, run_id: int, action: RunAction, 
     user, run = request.auth.require(Role.OPERATOR), get_object_or_404(visible_runs(request.auth), pk=run_id)
     calls = act_on_run(run, action, user, body.reason, timezone.now())
     return {"message": acted_on_run(run.run, action, calls), "open_calls": calls}
-
-
-class ImportIn(Schema):
-    tenant: str
-    graph: dict[str, Any]
-    """As `GET /applications/{application_id}/graph` returns it."""
-
-
-class ImportOut(Schema):
-    id: int
-    records: int
-
-
-@router.post("/applications/import", response=ImportOut, auth=PEOPLE)
-def import_application_graph(request: ApiRequest, body: ImportIn) -> dict[str, int]:
-    """Import a demand graph. Its records replace those that were imported before; runs recorded here stay. Requires the role
-    operator, in the tenant or over the fleet."""
-    person = request.auth.person
-    tenant = tenants_with_role(person, Role.OPERATOR).filter(name=body.tenant).first()
-    if tenant is None:
-        raise ApiError(403, "forbidden", "You do not manage the applications of such a tenant.", "tenant")
-    try:
-        graph = DemandGraph.from_json(json.dumps(body.graph).encode())
-        application = import_graph(tenant, graph, person, timezone.now())
-    except ValueError as error:
-        raise ApiError(422, "invalid", str(error), "graph") from error
-    return {"id": application.pk, "records": len(graph.records)}
