@@ -410,9 +410,8 @@ class SimulatedFleet:
             return Swap(float(life.sleep_s), float(life.local_weights_s))
         in_memory = bool(life.in_memory)
         if state != State.ASLEEP:
-            group: Any = lives.groups[life.swap_group]
-            level = sleep_level(float(life.weights_bytes), float(group.held_bytes), float(group.memory_bytes))
-            in_memory = level == IN_MEMORY
+            memory_bytes = float(lives.groups["memory_bytes"][life.swap_group])
+            in_memory = sleep_level(lives.instances, instance, memory_bytes) == IN_MEMORY
         return Swap(float(life.sleep_s), float(life.wake_s if in_memory else life.reload_s))
 
     def pump(self, endpoint: int) -> None:

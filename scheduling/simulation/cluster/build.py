@@ -242,7 +242,7 @@ def _swap_groups(cluster: Cluster, instances: NDArray[np.void]) -> NDArray[np.vo
     groups["target"] = -1
     instances["swap_group"] = -1
     life: Any
-    for life, spec in zip(instances, cluster.instances, strict=True):
+    for at, (life, spec) in enumerate(zip(instances, cluster.instances, strict=True)):
         if (sharing := spec.sharing) is None:
             continue
         life.swap_group = names.index(sharing.group)
@@ -251,9 +251,7 @@ def _swap_groups(cluster: Cluster, instances: NDArray[np.void]) -> NDArray[np.vo
         group: Any = groups[life.swap_group]
         group.memory_bytes = sharing.memory_bytes
         if spec.state == State.ASLEEP:
-            level = sleep_level(sharing.weights_bytes, float(group.held_bytes), float(group.memory_bytes))
-            life.in_memory = level == IN_MEMORY
-            group.held_bytes += life.in_memory * sharing.weights_bytes
+            life.in_memory = sleep_level(instances, at, float(group.memory_bytes)) == IN_MEMORY
     return groups
 
 

@@ -193,6 +193,7 @@ LIFE = record(
         ("reload_s", np.float64),  # and with them only in storage
         ("weights_bytes", np.float64),
         ("in_memory", np.uint8),  # whether its weights are in CPU memory while it sleeps
+        ("swaps", np.float64),  # to it, the older ones counting less
     ]
 )
 """State of one instance, and the decisions pending for it."""
@@ -200,8 +201,7 @@ LIFE = record(
 SWAP_GROUP = record(
     [
         ("target", np.int32),  # wakes once the awake one sleeps; -1 for none
-        ("memory_bytes", np.float64),  # CPU memory for weights of sleeping instances,
-        ("held_bytes", np.float64),  # and the part in use
+        ("memory_bytes", np.float64),  # CPU memory for weights of sleeping instances
         ("swaps", np.int64),
     ]
 )
