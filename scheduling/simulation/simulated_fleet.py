@@ -290,14 +290,19 @@ class SimulatedFleet:
         if holding is not None and arrivals.held[row] & HELD:
             holding.hold(row, endpoint)
         else:
-            self.simulation.control(endpoint, row)
+            self._queue_again(row, endpoint)
 
     def fall_back(self, row: int, endpoint: int, rule: ModelRule) -> None:
         if self.slot(row) >= 0:
             self._withdraw(row)
         self.become(row, rule)
         self.requests.judged[row] = 0
+        self._queue_again(row, endpoint)
+
+    def _queue_again(self, row: int, endpoint: int) -> None:
+        """Queue *row* at *endpoint*: what decided on that estimates its wait, not the door."""
         self.simulation.control(endpoint, row)
+        self.simulation.world.run_state["at_door"] = NONE
 
     def become(self, row: int, rule: ModelRule) -> None:
         """Make the request of *row* one of the fallback of its model, by *rule*."""

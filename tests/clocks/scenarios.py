@@ -451,9 +451,9 @@ def many_runs(draft: Draft) -> None:
 
 
 def classes_of_runs(draft: Draft) -> None:
-    """Each tenant's calls are of one class: groups are made of those."""
+    """Each tenant's calls are of one class, so groups are: due so soon that some would be late in the order they came."""
     tenant = draft.columns["tenant"]
-    classes = ((0, 3.0, inf), (1, inf, 30.0), (2, inf, inf))
+    classes = ((0, 1.0, inf), (1, inf, 8.0), (2, inf, inf))
     priority, due_s, end_s = (np.array(column)[tenant] for column in zip(*classes, strict=True))
     draft.columns |= {"priority": priority, "deadline_s": due_s, "end_s": end_s}
 

@@ -142,7 +142,6 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
         kept_tokens=np.zeros(count if lends else 1, np.int32),
         **_fallbacks(cluster),
         may_fall_back=(requests.adapter < 0).astype(np.uint8) if cluster.fallbacks else np.zeros(1, np.uint8),
-        expected_wait_s=np.zeros(count if cluster.fallbacks else 1),
         standings=np.zeros((count if in_runs else 1, 5)),
         ended_in_runs=np.zeros(max(1, in_runs), np.int64),
         lives=_lives(cluster),
