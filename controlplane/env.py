@@ -127,9 +127,8 @@ class Environment(Tunable, BaseSettings):
     """`postgres://user:password@host:port/name` or `sqlite:///path`; default is SQLite in the state folder. Several hosts,
     `host:port,host:port`, are a primary and its replicas; `?pgbouncer=true` is PgBouncer in transaction mode."""
     REDIS_URL: Annotated[SecretStr, Field(validation_alias="REDIS_URL")] = SecretStr("")
-    """`redis://host:port/0`, `rediss://` with TLS; default is the Redis that `manage.py up` starts."""
-    REDIS_CA_FILE: Annotated[str, Field(validation_alias="REDIS_CA_FILE")] = ""
-    """File with the certificates of the CAs that Redis's may be of, for `rediss://`; default is those of the system."""
+    """`redis://host:port/0`, `rediss://` with TLS; default is the Redis that `manage.py up` starts. `?ssl_ca_certs=path` is
+    a file with the certificates of the CAs that Redis's may be of, instead of those of the system."""
     RAY_ADDRESS: Annotated[str, Field(validation_alias="RAY_ADDRESS")] = ""
     """`host:port` of a Ray cluster's head, for the workers that start vLLM through Ray: they need the extra `ray`, and a
     machine of the cluster."""
@@ -234,18 +233,17 @@ def _postgresql(url: str) -> dict[str, Any]:
     }
 
 
-def redis_url(url: str, ca_file: str) -> str:
-    """Return *url* so that all clients verify the certificate of a `rediss://` server alike, by *ca_file* if that is given.
+def redis_url(url: str) -> str:
+    """Return *url* so that all clients verify the certificate of a `rediss://` server alike.
 
     Celery's would not verify it by default. What *url* says of `ssl_…` itself is kept.
     """
     parts = urlsplit(url)
     if parts.scheme != "rediss":
         return url
-    if ca_file and not Path(ca_file).is_file():
-        raise ImproperlyConfigured(f"REDIS_CA_FILE: there is no file {ca_file}")
-    given = {name: values[-1] for name, values in parse_qs(parts.query).items()}
-    query = {"ssl_cert_reqs": "required"} | ({"ssl_ca_certs": ca_file} if ca_file else {}) | given
+    query = {"ssl_cert_reqs": "required"} | dict(parse_qsl(parts.query))
+    if (ca_file := query.get("ssl_ca_certs")) and not Path(ca_file).is_file():
+        raise ImproperlyConfigured(f"REDIS_URL: there is no file {ca_file}")
     query.setdefault("ssl_check_hostname", "true" if query["ssl_cert_reqs"] == "required" else "false")
     return parts._replace(query=urlencode(query)).geturl()
 

@@ -118,7 +118,7 @@ TEMPLATES = [
 DATABASES = {"default": env.database(environment.DATABASE_URL.get_secret_value(), STATE_DIR)}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-REDIS_URL = env.redis_url(environment.REDIS_URL.get_secret_value(), environment.REDIS_CA_FILE)
+REDIS_URL = env.redis_url(environment.REDIS_URL.get_secret_value())
 if not REDIS_URL:
     # The address of the Redis that `manage.py up` runs, for commands run alongside it.
     redis_url_file = STATE_DIR / "redis_url"

@@ -58,7 +58,7 @@ def redis_problem(url: str) -> str:
     if "mismatch" in text:
         return f"its certificate is of another host ({text})"
     if "CERTIFICATE_VERIFY_FAILED" in text:
-        return f"its certificate is of a CA that is not known: set REDIS_CA_FILE ({text})"
+        return f"its certificate is of a CA that is not known: add ?ssl_ca_certs= to REDIS_URL ({text})"
     other = ("redis", "") if parts.scheme == "rediss" else ("rediss", "ssl_cert_reqs=none&ssl_check_hostname=false")
     answer = _ping(parts._replace(scheme=other[0], query=other[1]).geturl())
     if answer is None or isinstance(answer, redis.AuthenticationError):

@@ -103,7 +103,7 @@ def test_streams_end_before_their_process_is_killed():
 def test_its_commands_run_on_postgresql_and_a_redis_with_a_private_ca(tmp_path):
     (tmp_path / "ca").mkdir()
     with cluster() as database_url, redis_with_tls(tmp_path / "ca") as redis:
-        stack = Stack(tmp_path, database_url, f"rediss://:pw@127.0.0.1:{redis.tls}/0", REDIS_CA_FILE=redis.ca)
+        stack = Stack(tmp_path, database_url, f"rediss://:pw@127.0.0.1:{redis.tls}/0?ssl_ca_certs={redis.ca}")
         port = free_port()
 
         def words(part: str) -> list[str]:
@@ -123,7 +123,7 @@ def test_its_commands_run_on_postgresql_and_a_redis_with_a_private_ca(tmp_path):
             subprocess.run(
                 [shell, option, script], cwd=ROOT, env=stack.environment, check=True, stdout=subprocess.DEVNULL
             )
-            batch = stack.shell(ROWS, url=stack.emulator(), lines=20)
+            batch = stack.shell(ROWS, url=stack.emulator(), lines=20, tokens=60, sequences=16)
             stack.one("UPDATE accounts_tenant SET operates_fleet = true RETURNING name")
             key = stack.manage("create_key", "acme", "--role", "operator").strip()
             for part in ("celery", "beat", "web"):

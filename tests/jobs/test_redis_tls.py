@@ -72,15 +72,17 @@ CLIENTS = (by_commands, by_the_gateway, by_celery, by_kombu, by_channels, by_the
     ("address", "knows_ca", "problem"),
     [
         ("rediss://:pw@127.0.0.1:{tls}/0", True, ""),
-        ("rediss://:pw@127.0.0.1:{tls}/0", False, "set REDIS_CA_FILE"),
+        ("rediss://:pw@127.0.0.1:{tls}/0", False, "add ?ssl_ca_certs="),
         ("rediss://:pw@localhost:{tls}/0", True, "of another host"),
-        ("redis://:pw@127.0.0.1:{tls}/0", True, "use rediss://"),
+        ("redis://:pw@127.0.0.1:{tls}/0", False, "use rediss://"),
         ("rediss://:pw@127.0.0.1:{plain}/0", True, "use redis://"),
         ("rediss://:pw@localhost:{tls}/0?ssl_cert_reqs=none", False, ""),  # as somebody wrote
     ],
 )
 def test_all_verify_it_alike_or_all_refuse(server, settings, address, knows_ca, problem):
-    url = redis_url(address.format(tls=server.tls, plain=server.plain), server.ca if knows_ca else "")
+    url = redis_url(
+        address.format(tls=server.tls, plain=server.plain) + (f"?ssl_ca_certs={server.ca}" if knows_ca else "")
+    )
     refused = {}
     for client in CLIENTS:
         try:
@@ -97,6 +99,5 @@ def test_all_verify_it_alike_or_all_refuse(server, settings, address, knows_ca, 
 
 
 def test_a_ca_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ImproperlyConfigured, match="REDIS_CA_FILE"):
-        redis_url("rediss://h:1/0", str(tmp_path / "x.pem"))
-    assert redis_url("redis://h:1/0", str(tmp_path / "x.pem")) == "redis://h:1/0"
+    with pytest.raises(ImproperlyConfigured, match="REDIS_URL: there is no file"):
+        redis_url(f"rediss://h:1/0?ssl_ca_certs={tmp_path}/x.pem")
