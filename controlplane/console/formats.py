@@ -269,8 +269,15 @@ FORMATS: dict[str, Callable[[Any, Row], str]] = {
         f"{count(value)} + {count(row['held'])} held" if row.get("held") else count(value)
     ),
     "requests": lambda value, row: _unit(count(value), "req"),
-    "per_second": lambda value, row: _unit(quantity(value), "/s"),
-    "tokens_per_second": lambda value, row: _unit(quantity(value), "tok/s"),
+    "requests_and_running": lambda value, row: _unit(quantity(value), f"/s, {count(row.get('running'))} running"),
+    "output_and_prompt": lambda value, row: _unit(
+        quantity(value), f"tok/s, prompts {quantity(row.get('prompt_tokens_per_s'))}"
+    ),
+    "ttft": lambda value, row: (
+        f"{milliseconds(value)}, all classes {milliseconds(row['ttft_all_p95_ms'])}"
+        if row.get("ttft_class")
+        else milliseconds(value)
+    ),
     "running_of": lambda value, row: NONE if value is None else f"{count(value)} / {count(row.get('max_num_seqs'))}",
     "slo_met": lambda value, row: _of_class(percent_fine(value), row),
     "ready_of": lambda value, row: _unit(count(value), f"of {count(row.get('instances'))}"),

@@ -48,10 +48,10 @@ def test_a_row_has_its_endpoints_its_limit_and_its_cost(two_regions, live, reade
     live.show(Feed(rows_of(two_regions)))
     (row,) = model_rows(live.feed.latest(), timezone.now())
     east, west = row.there
-    assert (east.ready, *east.state) == (2, "loading", "1 starting")
-    assert (west.ready, west.least, west.most, *west.state) == (1, 0, 5, "ready", "")
-    assert (row.ready, row.most) == (3, 8)
-    assert row.usd_per_hour == pytest.approx(4 * 2 * 1.35)  # what serves or starts, two GPUs each
+    assert (east.load.ready, *east.state) == (2, "loading", "1 starting")
+    assert (west.load.ready, west.least, west.most, *west.state) == (1, 0, 5, "ready", "")
+    assert (row.sums.ready, row.most) == (3, 8)
+    assert row.sums.usd_per_hour == pytest.approx(4 * 2 * 1.35)  # what serves or starts, two GPUs each
     assert row.live["slo_met_ratio"] == live.feed.latest().tile("llama-3.1-8b")["slo_met_ratio"]
     html = page(reader)
     assert "1 starting" in html

@@ -67,8 +67,8 @@ class Tile:
 
 
 TILES = (
-    Tile("requests_per_s", "Requests", "per_second"),
-    Tile("output_tokens_per_s", "Output", "tokens_per_second"),
+    Tile("requests_per_s", "Requests", "requests_and_running"),
+    Tile("output_tokens_per_s", "Output", "output_and_prompt"),
     Tile(
         "slo_met_ratio",
         "SLO met, 5 min",
@@ -81,7 +81,7 @@ TILES = (
     Tile(
         "ttft_p95_ms",
         "TTFT p95",
-        "milliseconds",
+        "ttft",
         over_slo,
         "Of the SLO class that does worst against its own promise, in the last minute. Warns above the SLO, critical above "
         "twice the SLO",
