@@ -51,7 +51,6 @@ PAGES = {
     "queues of west": "/queues/?region=west",
     "batches": "/batches/",
 }
-EAST, WEST, M, N = {"region": "east"}, {"region": "west"}, {"model": "m"}, {"model": "n"}
 
 
 @pytest.fixture
@@ -154,48 +153,52 @@ class Said:
             return self.rest[name].get("items") or self.rest[name]["regions"]
         return system.summary_rows(self.summary, name.removesuffix("."))
 
-    def element(self, page: str, kind: str, name: str, at: int = 0) -> str:
-        """Return the text of a tile by its label, of a panel's head by its title, or of a cell by its row's head."""
+    def element(self, page: str, kind: str, name: str = "") -> str:
+        """Return the text of a tile by its label, of a panel's head by its title, of a cell by its row's head and number."""
         body = self.pages[page]
-        if kind == "panel":
-            (text,) = re.findall(rf"<header>\s*<h2[^>]*>{name}</h2>.*?</header>", body, re.DOTALL)
-            return plain(text)
-        if kind == "verdict":
-            return plain(*re.findall(r'<h2 class="verdict.*?</h2>', body, re.DOTALL))
-        found = list(parts(body, "li" if kind == "tile" else "tr", name))
-        assert found, (page, kind, name)
-        return found[0] if kind == "tile" else plain(re.findall(r"<td.*?</td>", found[0], re.DOTALL)[at])
+        if kind == "tile":
+            texts = map(plain, re.findall(r'<li class="tile".*?</li>', body, re.DOTALL))
+            return next(text for text in texts if text.startswith(name))
+        if kind == "cell":
+            head, at = name.split()
+            rows = re.findall(r"<tr.*?</tr>", body, re.DOTALL)
+            heads = (re.search(r"<th.*?</th>", row, re.DOTALL) for row in rows)
+            row = next(row for row, one in zip(rows, heads, strict=True) if one and plain(one[0]).split(" ")[0] == head)
+            return plain(re.findall(r"<td.*?</td>", row, re.DOTALL)[int(at)])
+        wanted = {"verdict": r'<h2 class="verdict.*?</h2>', "panel": rf"<header>\s*<h2[^>]*>{name}</h2>.*?</header>"}
+        return plain(*re.findall(wanted[kind], body, re.DOTALL))
 
 
 def plain(text: str) -> str:
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", text)).split())
 
 
-def parts(body: str, tag: str, name: str) -> Iterator[str]:
-    for text in re.findall(rf"<{tag}[ >].*?</{tag}>", body, re.DOTALL):
-        head = re.search(r"<th.*?</th>", text, re.DOTALL) if tag == "tr" else None
-        if tag == "tr" and head and plain(head[0]).split(" ")[0] == name:
-            yield text
-        elif tag == "li" and 'class="tile"' in text and plain(text).startswith(name):
-            yield plain(text)
-
-
 @dataclass(frozen=True)
 class Number:
-    """A number: how REST, `/metrics` and servers give it, and where pages show it, each with what it is narrowed to."""
+    """A number: how REST, `/metrics` (name and labels) and servers give it, and where pages show it.
+
+    A line of *shown* has the page, the element, the words with the number there, and what it is narrowed to.
+    """
 
     rest: Callable[[Said, Where], float]
-    metric: tuple[str, Where]
-    shown: list[tuple[Where, str, tuple[Any, ...], str]]
-    """Narrowed to, page, element, and the words with the number there."""
+    metric: str
+    shown: str
     format: Callable[[float], str] = count
-    server: Callable[[Any], float] | None = None
+    labels: Where = field(default_factory=dict)
+    whole: Where = field(default_factory=dict)
+    """Labels of the metric where it is narrowed to nothing."""
+    sum: str = ""
+    """Metric that has its sum besides."""
     scale: float = 1.0
     """Of the metric's unit in that of REST."""
-    per: Where = field(default_factory=dict)
-    """Labels of the metric where it is narrowed to nothing."""
+    server: Callable[[Any], float] | None = None
     moves: bool = False
     """Whether it changes while surfaces are asked."""
+
+    def places(self) -> Iterator[tuple[str, list[str], str, Where]]:
+        for line in filter(None, map(str.strip, self.shown.splitlines())):
+            page, element, words, *where = (part.strip() for part in line.split("|"))
+            yield page, element.split(" ", 1), words, dict(part.split("=") for part in " ".join(where).split())
 
 
 def summed(table: str, name: str) -> Callable[[Said, Where], float]:
@@ -229,199 +232,109 @@ def total(name: str) -> Callable[[Said, Where], float]:
     return of
 
 
-INTERACTIVE = {"slo_class": "interactive"}
+FLEET, INTERACTIVE = {"model": ""}, {"slo_class": "interactive"}
 TTFT = {"of": "ttft", "quantile": "0.95"}
+LIVE, LOAD, GPUS = "endpoints.", "endpoints", "nodes"
 NUMBERS = {
-    "output tok/s": Number(
-        summed("endpoints.", "output_tokens_per_s"),
-        ("output_tokens_per_second", {}),
-        [
-            ({}, "overview", ("tile", "Output"), "{} tok/s"),
-            (M, "overview", ("cell", "m", 4), "{}"),
-            (EAST, "fleet", ("cell", "east", 6), "{}"),
-            (WEST, "fleet", ("cell", "west", 6), "{}"),
-            (M | EAST, "model m", ("cell", "east", 3), "{}"),
-        ],
-        quantity,
-    ),
-    "prompt tok/s": Number(
-        summed("endpoints.", "prompt_tokens_per_s"),
-        ("prompt_tokens_per_second", {}),
-        [({}, "overview", ("tile", "Output"), "prompts {}")],
-        quantity,
-    ),
-    "demand": Number(
-        total("demand_tokens_per_s"),
-        ("demand_tokens_per_second", {}),
-        [({}, "models", ("tile", "Demand"), "Demand {}"), (M, "model m", ("tile", "Demand"), "Demand {}")],
-        quantity,
-    ),
-    "demand of the fleet": Number(
-        total("demand_tokens_per_s"),
-        ("fleet_demand_tokens_per_second", {}),
-        [({}, "models", ("tile", "Demand"), "Demand {}")],
-        quantity,
-    ),
-    "capacity": Number(
-        total("capacity_tokens_per_s"),
-        ("capacity_tokens_per_second", {}),
-        [({}, "models", ("tile", "Demand"), "of {} tok/s"), (M | EAST, "model m", ("cell", "east", 4), "of {}")],
-        quantity,
-    ),
-    "capacity of the fleet": Number(
-        total("capacity_tokens_per_s"),
-        ("fleet_capacity_tokens_per_second", {}),
-        [({}, "models", ("tile", "Demand"), "of {} tok/s")],
-        quantity,
-    ),
-    "instances ready": Number(
-        total("instances_ready"),
-        ("instances_ready", {}),
-        [
-            ({}, "overview", ("tile", "Instances ready"), "{} of 3"),
-            ({}, "models", ("tile", "Instances ready"), "{} limit"),
-            (M, "overview", ("cell", "m", 0), "{} of 2"),
-            (M, "models", ("cell", "m", 1), "{} of"),
-            (M, "model m", ("tile", "Instances ready"), "{} limit"),
-            (EAST, "fleet", ("cell", "east", 0), "{} saturated"),
-        ],
-    ),
-    "GPUs that serve or start": Number(
-        total("gpus"), ("endpoint_gpus", {}), [({}, "overview", ("panel", "Instances"), "{} GPUs serve or start")]
-    ),
-    "GPUs in use": Number(
-        summed("nodes", "gpus_used"),
-        ("gpus", {"state": "used"}),
-        [
-            (EAST, "fleet", ("cell", "east", 1), "{} of 8 GPUs used"),
-            (WEST, "fleet", ("cell", "west", 1), "{} of 12 GPUs used"),
-        ],
-    ),
-    "GPUs free": Number(
-        summed("nodes", "gpus_free"),
-        ("gpus", {"state": "free"}),
-        [
-            (EAST, "fleet", ("cell", "east", 1), "{} free"),
-            (WEST, "fleet", ("cell", "west", 1), "{} free"),
-        ],
-    ),
-    "GPUs cordoned": Number(
-        summed("nodes", "gpus_cordoned"),
-        ("gpus", {"state": "cordoned"}),
-        [(WEST, "fleet", ("cell", "west", 1), "{} cordoned")],
-    ),
-    "cost an hour": Number(
-        total("usd_per_hour"),
-        ("cost_usd_per_hour", {}),
-        [
-            ({}, "overview", ("panel", "Instances"), "{} an hour"),
-            ({}, "models", ("tile", "Cost"), "Cost {} an hour"),
-            (N, "models", ("cell", "n", 6), "{}"),
-            (M, "model m", ("tile", "Cost"), "Cost {} an hour"),
-        ],
-        usd,
-    ),
-    "SLO met": Number(
-        tile("slo_met_ratio"),
-        ("slo_met_ratio", INTERACTIVE),
-        [
-            ({}, "overview", ("tile", "SLO met"), "{} interactive"),
-            ({}, "models", ("tile", "SLO met"), "{} interactive"),
-            (M, "overview", ("cell", "m", 1), "{}"),
-            (M, "models", ("cell", "m", 4), "{} interactive"),
-            (M, "model m", ("tile", "SLO met"), "{} interactive"),
-        ],
-        percent_fine,
-        per={"model": ""},
-    ),
-    "burn": Number(
-        tile("slo_burn"),
-        ("slo_burn", INTERACTIVE),
-        [({}, "overview", ("tile", "SLO met"), "burn {}")],
-        times,
-        per={"model": ""},
-    ),
-    "TTFT p95 of the class": Number(
-        tile("ttft_p95_ms"),
-        ("latency_seconds", TTFT | INTERACTIVE),
-        [
-            ({}, "overview", ("tile", "TTFT p95, interactive"), "{}, all classes"),
-            ({}, "batches", ("tile", "TTFT p95, interactive"), "{}, all classes"),
-            (M, "overview", ("cell", "m", 2), "{}"),
-            (M, "models", ("cell", "m", 5), "{}"),
-            (M, "model m", ("tile", "TTFT p95"), "{}"),
-        ],
-        milliseconds,
-        scale=1000,
-        per={"model": ""},
-    ),
-    "TTFT p95 of all": Number(
-        tile("ttft_all_p95_ms"),
-        ("latency_seconds", TTFT | {"slo_class": ""}),
-        [
-            ({}, "overview", ("tile", "TTFT p95"), "all classes {}"),
-            ({}, "batches", ("tile", "TTFT p95"), "all classes {}"),
-        ],
-        milliseconds,
-        scale=1000,
-        per={"model": ""},
-    ),
-    "running": Number(
-        summed("endpoints.", "running"),
-        ("running", {}),
-        [
-            ({}, "overview", ("tile", "Requests"), "{} running"),
-            (EAST, "fleet", ("cell", "east", 2), "{}"),
-            (WEST, "fleet", ("cell", "west", 2), "{}"),
-        ],
-        server=lambda server: server.running,
-    ),
-    "waiting": Number(
-        summed("endpoints.", "waiting"),
-        ("waiting", {}),
-        [
-            ({}, "overview", ("tile", "Waiting"), "Waiting {} req"),
-            (EAST, "queues of east", ("tile", "Waiting"), "Waiting {} req"),
-            (WEST, "queues of west", ("tile", "Waiting"), "Waiting {} req"),
-            (N, "overview", ("cell", "n", 3), "{}"),
-        ],
-    ),
-    "waiting, by region": Number(
-        summed("queues", "waiting"),
-        ("waiting", {}),
-        [(EAST, "queues of east", ("tile", "Waiting"), "Waiting {} req")],
-    ),
-    "held": Number(
-        summed("held.", "count"),
-        ("held", {}),
-        [
-            ({}, "overview", ("tile", "Waiting"), "{} held"),
-            ({}, "batches", ("tile", "Held work"), "Held work {} held"),
-            (M, "overview", ("cell", "m", 3), "+ {} held"),
-            (M, "queues of east", ("cell", "m", 0), "{}"),
-        ],
-    ),
-    "lines to come": Number(
-        summed("held.", "announced"),
-        ("announced_lines", {}),
-        [
-            ({}, "batches", ("tile", "Held work"), "{} lines to come"),
-            (M, "queues of west", ("cell", "m", 1), "{}"),
-        ],
-    ),
-    "deferred lines": Number(
-        summed("batches", "lines_left"),
-        ("deferred_lines", {}),
-        [({}, "batches", ("tile", "Lines per second"), "{} lines left")],
-    ),
+    "output tok/s": Number(summed(LIVE, "output_tokens_per_s"), "output_tokens_per_second", """
+        overview | tile Output | {} tok/s
+        overview | cell m 4 | {} | model=m
+        fleet | cell east 6 | {} | region=east
+        fleet | cell west 6 | {} | region=west
+        model m | cell east 3 | {} | model=m region=east
+    """, quantity),
+    "prompt tok/s": Number(summed(LIVE, "prompt_tokens_per_s"), "prompt_tokens_per_second", """
+        overview | tile Output | prompts {}
+    """, quantity),
+    "demand": Number(total("demand_tokens_per_s"), "demand_tokens_per_second", """
+        models | tile Demand | Demand {}
+        model m | tile Demand | Demand {} | model=m
+    """, quantity, sum="fleet_demand_tokens_per_second"),
+    "capacity": Number(total("capacity_tokens_per_s"), "capacity_tokens_per_second", """
+        models | tile Demand | of {} tok/s
+        model m | cell east 4 | of {} | model=m region=east
+    """, quantity, sum="fleet_capacity_tokens_per_second"),
+    "instances ready": Number(total("instances_ready"), "instances_ready", """
+        overview | tile Instances ready | {} of 3
+        overview | cell m 0 | {} of 2 | model=m
+        models | tile Instances ready | {} limit
+        models | cell m 1 | {} of | model=m
+        model m | tile Instances ready | {} limit | model=m
+        fleet | cell east 0 | {} saturated | region=east
+    """),
+    "GPUs that serve or start": Number(total("gpus"), "endpoint_gpus", """
+        overview | panel Instances | {} GPUs serve or start
+    """),
+    "GPUs used": Number(summed(GPUS, "gpus_used"), "gpus", """
+        fleet | cell east 1 | {} of 8 GPUs used | region=east
+        fleet | cell west 1 | {} of 12 GPUs used | region=west
+    """, labels={"state": "used"}),
+    "GPUs free": Number(summed(GPUS, "gpus_free"), "gpus", """
+        fleet | cell east 1 | {} free | region=east
+        fleet | cell west 1 | {} free | region=west
+    """, labels={"state": "free"}),
+    "GPUs cordoned": Number(summed(GPUS, "gpus_cordoned"), "gpus", """
+        fleet | cell west 1 | {} cordoned | region=west
+    """, labels={"state": "cordoned"}),
+    "cost an hour": Number(total("usd_per_hour"), "cost_usd_per_hour", """
+        overview | panel Instances | {} an hour
+        models | tile Cost | {} an hour
+        models | cell n 6 | {} | model=n
+        model m | tile Cost | {} an hour | model=m
+    """, usd),
+    "SLO met": Number(tile("slo_met_ratio"), "slo_met_ratio", """
+        overview | tile SLO met | {} interactive
+        overview | cell m 1 | {} | model=m
+        models | tile SLO met | {} interactive
+        models | cell m 4 | {} interactive | model=m
+        model m | tile SLO met | {} interactive | model=m
+    """, percent_fine, INTERACTIVE, FLEET),
+    "burn": Number(tile("slo_burn"), "slo_burn", """
+        overview | tile SLO met | burn {}
+    """, times, INTERACTIVE, FLEET),
+    "TTFT p95 of the class": Number(tile("ttft_p95_ms"), "latency_seconds", """
+        overview | tile TTFT p95, interactive | {}, all classes
+        overview | cell m 2 | {} | model=m
+        batches | tile TTFT p95, interactive | {}, all classes
+        models | cell m 5 | {} | model=m
+        model m | tile TTFT p95 | {} | model=m
+    """, milliseconds, TTFT | INTERACTIVE, FLEET, scale=1000),
+    "TTFT p95 of all classes": Number(tile("ttft_all_p95_ms"), "latency_seconds", """
+        overview | tile TTFT p95 | all classes {}
+        batches | tile TTFT p95 | all classes {}
+    """, milliseconds, TTFT | {"slo_class": ""}, FLEET, scale=1000),
+    "running": Number(summed(LIVE, "running"), "running", """
+        overview | tile Requests | {} running
+        fleet | cell east 2 | {} | region=east
+        fleet | cell west 2 | {} | region=west
+    """, server=lambda server: server.running),
+    "waiting": Number(summed(LIVE, "waiting"), "waiting", """
+        overview | tile Waiting | {} req
+        overview | cell n 3 | {} | model=n
+        queues of east | tile Waiting | {} req | region=east
+        queues of west | tile Waiting | {} req | region=west
+    """),
+    "waiting of a region": Number(summed("queues", "waiting"), "waiting", """
+        queues of east | tile Waiting | {} req | region=east
+    """),
+    "held": Number(summed("held.", "count"), "held", """
+        overview | tile Waiting | {} held
+        overview | cell m 3 | + {} held | model=m
+        batches | tile Held work | {} held
+        queues of east | cell m 0 | {} | model=m
+    """),
+    "lines to come": Number(summed("held.", "announced"), "announced_lines", """
+        batches | tile Held work | {} lines to come
+        queues of west | cell m 1 | {} | model=m
+    """),
+    "deferred lines": Number(summed("batches", "lines_left"), "deferred_lines", """
+        batches | tile Lines per second | {} lines left
+    """),
     "deadline slack": Number(
-        lambda said, where: min(row["slack_s"] for row in said.rows("batches")),
-        ("deadline_slack_seconds", {}),
-        [({}, "batches", ("verdict", ""), "the least slack {}")],
-        duration,
-        moves=True,
-    ),
-}
+        lambda said, where: min(row["slack_s"] for row in said.rows("batches")), "deadline_slack_seconds", """
+        batches | verdict | the least slack {}
+    """, duration, moves=True),
+}  # fmt: skip
 
 
 async def test_every_surface_says_the_same(served, monkeypatch):
@@ -486,18 +399,20 @@ async def test_every_surface_says_the_same(served, monkeypatch):
 
 def differences(said: Said, number: Number) -> Iterator[str]:
     """Yield where surfaces do not say *number* as REST does."""
-    for where in [{}, *(where for where, *_ in number.shown)]:
-        rest = number.rest(said, where)
-        name, labels = number.metric
-        metric = number.scale * said.metric(name, labels | (where or number.per))
-        if not rest or metric != pytest.approx(rest, rel=1e-3, abs=30 if number.moves else 0.06):
-            yield f"REST says {rest} {where}, /metrics {metric}"
+
+    def metric(where: Where, name: str = "") -> float:
+        return number.scale * said.metric(name or number.metric, number.labels | (where or number.whole))
+
+    places = list(number.places())
+    for where in [{}, *(where for *_, where in places)]:
+        names = ("", number.sum) if number.sum and not where else ("",)
+        rest, metrics = number.rest(said, where), [metric(where, name) for name in names]
+        if not rest or metrics != [pytest.approx(rest, rel=1e-3, abs=60 if number.moves else 0.06)] * len(names):
+            yield f"REST says {rest} {where}, /metrics {metrics}"
     if number.server and (servers := sum(map(number.server, said.servers))) != number.rest(said, {}):
         yield f"servers say {servers}"
-    for where, page, element, words in number.shown:
-        rest, text = number.rest(said, where), said.element(page, *element)
-        expected = {words.format(number.format(rest))}
-        if number.moves:
-            expected.add(words.format(number.format(said.metric(*number.metric))))
+    for page, element, words, where in places:
+        values = (number.rest(said, where), *([metric({})] if number.moves else ()))
+        text, expected = said.element(page, *element), {words.format(number.format(value)) for value in values}
         if not any(re.search(rf"(?<![\d.,]){re.escape(each)}(?![\d%])", text) for each in expected):
             yield f"{page} says {text!r}, not {expected}"
