@@ -30,10 +30,12 @@ from controlplane.dispatch.monitoring.windows import (
     Latency,
 )
 from controlplane.fleet.attainment import worst
-from controlplane.fleet.lifecycle.states import InstanceState
+from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
 from controlplane.fleet.services import INVENTORY_CHANNEL
 from controlplane.jobs.record import Job
 
+WANTED = PRESENT | {InstanceState.FAILED}
+"""States of instances that serve, or should: one that drains, sleeps or is donated is not short."""
 OF_SHARDS = ("queues", "held", "work", "outcomes")
 """Sections in which each shard has its own rows."""
 MAX_WAITING = 500  # listed per queue
@@ -175,7 +177,7 @@ class Summary:
             "running": sum(row["running"] for row in endpoints),
             "kv_max_ratio": max(kv, default=None),
             "instances_ready": sum(row["instances_ready"] for row in endpoints),
-            "instances": len(instances),
+            "instances": sum(row["state"] in WANTED for row in instances),
             "ttft_slo_ms": ttft_slo_ms,
         }
 
