@@ -274,9 +274,8 @@ FORMATS: dict[str, Callable[[Any, Row], str]] = {
         quantity(value), f"tok/s, prompts {quantity(row.get('prompt_tokens_per_s'))}"
     ),
     "ttft": lambda value, row: (
-        f"{milliseconds(value)}, all classes {milliseconds(row['ttft_all_p95_ms'])}"
-        if row.get("ttft_class")
-        else milliseconds(value)
+        milliseconds(value)
+        + (f", all classes {milliseconds(row.get('ttft_all_p95_ms'))}" if row.get("ttft_class") else "")
     ),
     "running_of": lambda value, row: NONE if value is None else f"{count(value)} / {count(row.get('max_num_seqs'))}",
     "slo_met": lambda value, row: _of_class(percent_fine(value), row),
