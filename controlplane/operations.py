@@ -1,10 +1,12 @@
 """Operations endpoints that answer from memory and never wait for the database: `/healthz`, `/readyz`, `/metrics`, and
 vLLM's `/health`, `/ping` and `/version`, which its clients call before anything else. Only the figures of capacity in
-`/metrics` are the database's; a scrape leaves them out if they take long."""
+`/metrics` are the database's; where they take long, a scrape has the last ones."""
 
 import asyncio
+import contextlib
 import hmac
 import ipaddress
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -44,7 +46,9 @@ NOT_READY = b'{"status":"not ready"}'
 PROMETHEUS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 QUANTILES, PERCENTS = ("0.5", "0.95", "0.99"), (50, 95, 99)
 CAPACITY_WAIT_S: Final = 1.0
-"""Longest wait of a scrape for figures from the database; without them the page has the others."""
+"""Longest wait of a scrape for figures from the database; after that it has the last ones."""
+CAPACITY_KEPT_S: Final = 60.0
+"""Age of figures from the database beyond which a scrape leaves them out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,8 @@ class Operations:
         self.collector = GatewayCollector(gateway)
         self.registry.register(self.collector)
         ProcessCollector(registry=self.registry)
+        self._reading: asyncio.Task[None] | None = None
+        self._read_s = -math.inf
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         match scope["path"]:
@@ -160,14 +166,19 @@ class Operations:
                 else "set PILOTHOUSE_METRICS_TOKEN to read it from afar"
             )
             return 401, JSON_TYPE, orjson.dumps({"error": why})
-        self.collector.capacity = None
-        if self.gateway.dispatching is not None and self.gateway.database_job.ok:
-            try:
-                async with asyncio.timeout(CAPACITY_WAIT_S):
-                    self.collector.capacity = await database_sync_to_async(read_capacity)()
-            except (TimeoutError, Error):
-                pass
+        reads = self.gateway.dispatching is not None and self.gateway.database_job.ok
+        if reads:
+            if self._reading is None or self._reading.done():
+                self._reading = background.spawn(self._read_capacity(), "figures of capacity")
+            await asyncio.wait([self._reading], timeout=CAPACITY_WAIT_S)
+        if not reads or time.monotonic() - self._read_s > CAPACITY_KEPT_S:
+            self.collector.capacity = None
         return 200, PROMETHEUS_TYPE, generate_latest(self.registry)
+
+    async def _read_capacity(self) -> None:
+        with contextlib.suppress(Error):
+            self.collector.capacity = await database_sync_to_async(read_capacity)()
+            self._read_s = time.monotonic()
 
 
 def _is_loopback(scope: Scope) -> bool:

@@ -7,9 +7,11 @@ import html
 import io
 import json
 import re
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -22,6 +24,7 @@ from django.test import Client
 from django.utils import timezone
 from prometheus_client import generate_latest
 
+from controlplane import operations as module
 from controlplane.accounts.models import Membership, Role, Tenant, User
 from controlplane.api.routers import system
 from controlplane.batches import feeder, services
@@ -30,7 +33,7 @@ from controlplane.console.formats import count, duration, milliseconds, percent_
 from controlplane.console.live.feed import feed
 from controlplane.fleet.models import Deployment, GpuType, Instance, Model, Node, Region, SloClass
 from controlplane.gateway.models import LedgerRow, MinuteRow
-from controlplane.operations import Operations, read_capacity
+from controlplane.operations import Operations
 from controlplane.planning.models import ScalingPlan
 from tests.console.conftest import live  # noqa: F401 (fixture)
 from tests.gateway.conftest import do_once, emulate_two, gateway_before, until
@@ -293,9 +296,9 @@ NUMBERS = {
         overview | tile SLO met | burn {}
     """, times, INTERACTIVE, FLEET),
     "TTFT p95 of the class": Number(tile("ttft_p95_ms"), "latency_seconds", """
-        overview | tile TTFT p95, interactive | {}, all classes
+        overview | tile TTFT p95, interactive | {} all classes
         overview | cell m 2 | {} | model=m
-        batches | tile TTFT p95, interactive | {}, all classes
+        batches | tile TTFT p95, interactive | {} all classes
         models | cell m 5 | {} | model=m
         model m | tile TTFT p95 | {} | model=m
     """, milliseconds, TTFT | INTERACTIVE, FLEET, scale=1000),
@@ -375,7 +378,7 @@ async def test_every_surface_says_the_same(served, monkeypatch):
     await database_sync_to_async(planned_and_aged)()
 
     operations = Operations(served.gateway)
-    operations.collector.capacity = await database_sync_to_async(read_capacity)()
+    await operations._read_capacity()
     snapshot, metrics = (
         summary.snapshot(),
         generate_latest(operations.registry).decode(),
@@ -416,3 +419,25 @@ def differences(said: Said, number: Number) -> Iterator[str]:
         text, expected = said.element(page, *element), {words.format(number.format(value)) for value in values}
         if not any(re.search(rf"(?<![\d.,]){re.escape(each)}(?![\d%])", text) for each in expected):
             yield f"{page} says {text!r}, not {expected}"
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_a_scrape_that_would_wait_long_has_the_figures_of_the_one_before(monkeypatch):
+    slow, figures = threading.Event(), iter(("first", "second"))
+    slow.set()
+    monkeypatch.setattr(module, "read_capacity", lambda: slow.wait(10) and next(figures))
+    monkeypatch.setattr(module, "CAPACITY_WAIT_S", 0.3)
+    monkeypatch.setattr(module, "generate_latest", lambda _: operations.collector.capacity)
+    gateway: Any = SimpleNamespace(dispatching=object(), database_job=SimpleNamespace(ok=True))
+    operations, scope = Operations(gateway), {"headers": (), "client": ("127.0.0.1", 1)}
+
+    async def scraped() -> Any:
+        return (await operations.metrics(scope))[2]
+
+    assert await scraped() == "first"
+    slow.clear()
+    assert await scraped() == "first"
+    slow.set()
+    assert await scraped() == "second"
+    monkeypatch.setattr(module, "CAPACITY_KEPT_S", -1.0)
+    assert await scraped() is None
