@@ -229,14 +229,13 @@ def _endpoints(table: Table, known: Known) -> Iterator[Problem]:
 def _errors(table: Table) -> Iterator[Problem]:
     """Models whose requests fail (the fleet's own line gives no clue where to look)."""
     for row in table:
-        model, requests, errors = row["scope"], row["requests_per_s"] or 0, row["errors_per_s"] or 0
-        if model and requests and (share := errors / requests) > ERRORS_WARNING:
+        model, share = row["scope"], row["failed_ratio"] or 0.0
+        if model and share > ERRORS_WARNING:
             severity = "critical" if share > ERRORS_CRITICAL else "warning"
-            href, words = (
-                f"/requests/?{urlencode({'model': model, 'outcome': 'failed'})}",
-                f"{share:.1%} of requests fail",
+            href = f"/requests/?{urlencode({'model': model, 'outcome': 'failed'})}"
+            yield Problem(
+                "errors", model, severity, f"{model} has errors", f"{share:.1%} of requests fail", href, model, 1
             )
-            yield Problem("errors", model, severity, f"{model} has errors", words, href, model, 1)
 
 
 def _system(parts: Table, jobs: Table) -> Iterator[Problem]:

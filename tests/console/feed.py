@@ -191,7 +191,7 @@ class Feed:
             "requests_per_s": round(total["requests_per_s"], 2),
             "output_tokens_per_s": round(sum(row["output_tokens_per_s"] for row in endpoints), 1),
             "prompt_tokens_per_s": round(total["prompt_tokens_per_s"], 1),
-            "errors_per_s": 0.0,
+            "failed_ratio": 0.0,
             **self.service_level(p95),
             "slo_ended": round(total["requests_per_s"] * 300) if p95 else 0,
             "ttft_p50_ms": round(p95 * 0.46, 1) if p95 else None,

@@ -151,12 +151,13 @@ class Summary:
         (e2e_p95,) = windows.percentiles(group, Latency.E2E, (95,))
         classes = self.service_levels.of(group_name)
         headline = worst(classes)
+        failed, ended = (windows.total(group, what, LATENCY_WINDOW_S) for what in (Count.FAILED, Count.FINISHED))
         kv = [row["kv_ratio"] for row in instances if row["kv_ratio"] is not None]
         return {
             "requests_per_s": _rounded(windows.rate(group, Count.REQUESTS, RATE_WINDOW_S), 2),
             "output_tokens_per_s": _rounded(sum(row["output_tokens_per_s"] for row in endpoints)),
             "prompt_tokens_per_s": _rounded(sum(row["prompt_tokens_per_s"] for row in endpoints)),
-            "errors_per_s": _rounded(windows.rate(group, Count.ERRORS, LATENCY_WINDOW_S), 3),
+            "failed_ratio": _rounded(failed / ended, 6) if ended else None,
             "slo_class": headline.slo_class if headline else None,
             "slo_met_ratio": _rounded(headline.ratio, 6) if headline else None,
             "slo_objective_ratio": headline.objective if headline else None,
