@@ -1,5 +1,6 @@
 """`/api`: forecasts, scaling policies, plans and moves. Viewers read, operators decide."""
 
+from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -152,8 +153,6 @@ def list_endpoints(request: ApiRequest, model: str = "", region: str = "") -> di
     return {
         "items": [
             {
-                "model": load.model,
-                "region": load.region,
                 **_load(load),
                 "forecast_peak_tokens_per_s": peak.mean if (peak := expected.get(place)) else None,
                 "slo_classes": [one.as_dict() for one in sorted(served.get(place, {}).values())],
@@ -236,14 +235,7 @@ add_list(
 
 
 def _load(load: capacity.EndpointLoad) -> dict[str, Any]:
-    return {
-        "instances_ready": load.ready,
-        "gpus": load.gpus,
-        "usd_per_hour": load.usd_per_hour,
-        "demand_tokens_per_s": load.demand_tokens_per_s,
-        "capacity_tokens_per_s": load.capacity_tokens_per_s,
-        "load_ratio": load.load,
-    }
+    return asdict(load) | {"instances_ready": load.ready, "load_ratio": load.load}
 
 
 def _policy(policy: ScalingPolicy | None, present: bundles.Present) -> dict[str, Any]:
