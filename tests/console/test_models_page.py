@@ -6,10 +6,12 @@ import io
 import re
 from datetime import timedelta
 
+import orjson
 import pytest
 from django.urls import reverse
 from django.utils import timezone
 
+from controlplane.api.routers import system
 from controlplane.console.pages.models import lengths
 from controlplane.console.pages.models.selectors import TIMES, model_rows
 from controlplane.events.models import Event
@@ -42,6 +44,15 @@ def page(reader, name="", **query) -> str:
     answer = reader.get(reverse("console:model", args=[name]) if name else reverse("console:models"), query)
     assert answer.status_code == 200
     return answer.content.decode()
+
+
+def test_an_instance_that_does_not_answer_is_not_ready_on_any_surface(two_regions, live, reader, monkeypatch):
+    silent, *others = rows_of(two_regions)
+    summary = live.show(Feed([silent | {"reachable": False}, *others]))
+    monkeypatch.setattr(system, "read_published", lambda key: orjson.dumps(summary))
+    (row,) = model_rows(live.feed.latest(), timezone.now())
+    total = reader.get("/api/endpoints").json()["total"]["instances_ready"]
+    assert row.sums.ready == total == summary["fleet"]["instances_ready"] == 2
 
 
 def test_a_row_has_its_endpoints_its_limit_and_its_cost(two_regions, live, reader):
