@@ -28,7 +28,7 @@ def key(acme):
     return create_api_key(acme, "shop window", "a test")[0]
 
 
-@pytest.mark.parametrize(("spent", "words"), [(10.0, "Free"), (60.0, "Warned"), (100.0, "Spent")])
+@pytest.mark.parametrize(("spent", "words"), [(10.0, "Within its limits"), (60.0, "Warned"), (100.0, "Spent")])
 def test_budgets_show_what_is_used(reader, acme, key, spent, words):
     usd = {"kind": "usd_per_month", "soft": 50.0, "hard": 100.0, "spent_usd": spent, "spent_until": timezone.now()}
     Budget.objects.create(tenant=acme, **usd)
