@@ -50,7 +50,8 @@ def build(request: HttpRequest) -> HttpResponseBase:
     values = now.scenario if now else {}
     if now is not None and data.get("ask") in QUESTIONS:
         try:
-            return redirect(f"{request.path}?{urlencode(_filled(data['ask'], values))}")
+            given = {name: value for name, value in data.items() if name != "ask"}
+            return redirect(f"{request.path}?{urlencode(given | _filled(data['ask'], values))}")
         except ChangeError as error:
             trouble = str(error)
     wanted = asked(data, values)
