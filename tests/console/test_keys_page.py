@@ -65,6 +65,15 @@ def test_admins_make_change_and_remove_a_budget(client, fleet_admin, key):
     ]  # fmt: skip
 
 
+def test_a_key_is_made_with_its_budget_or_not_at_all(client, fleet_admin, acme):
+    client.force_login(fleet_admin)
+    form = {"name": "shop window", "tenant": acme.pk, "usd": "-5"}
+    assert client.post(URL, form).status_code == 422
+    assert not acme.api_keys.exists()
+    assert client.post(URL, form | {"usd": "50"}).status_code == 200
+    assert Budget.objects.get(api_key=acme.api_keys.get()).hard == 50.0
+
+
 def test_others_see_budgets_and_change_none(client, key_manager, key, globex):
     Budget.objects.create(tenant=globex, kind="batch_lines", hard=7.0)
     own = Budget.objects.create(tenant=key.tenant, api_key=key, kind="batch_lines", hard=9.0)

@@ -115,6 +115,7 @@ def what_if(page) -> None:
     page.get_by_role("link", name="what if one is lost?").click()
     expect(page.get_by_label("Failures: Region")).to_be_visible()
     expect(page.get_by_label("Failures: Node")).to_be_hidden()
+    page.wait_for_load_state()  # what is filled in before its script runs is not followed
     fill(page, **{"Demand: Times": "2"})
     expect(page.locator("#what-if-side")).to_contain_text("2x demand")
     page.get_by_role("button", name="Run 2 futures").click()
@@ -142,7 +143,7 @@ def _act(page, name: str, verb: str) -> None:
     """Do *verb* with the instance or node *name* on Fleet."""
     go(page, "Fleet")
     page.get_by_label(f"Select {name}", exact=True).check()
-    page.get_by_label("What", exact=True).select_option(verb)
+    page.get_by_role("combobox", name="What").select_option(verb)
     fill(page, Reason="a new driver")
     page.get_by_role("button", name="Carry out").click()
     said(page, f"{verb.capitalize()}: 1 of 1")
