@@ -23,7 +23,7 @@ export function startSelection() {
   });
   const { elements } = document.getElementById("bulk-form");
   elements.verb.addEventListener("change", ({ target }) => {
-    document.querySelector("[data-about]").textContent = target.selectedOptions[0].dataset.about ?? "";
+    document.querySelector("[data-chosen]").textContent = target.selectedOptions[0].dataset.about ?? "";
   });
   document.querySelector("[data-select-none]").addEventListener("click", () => {
     for (const box of boxes()) box.checked = false;
