@@ -98,7 +98,7 @@ def approve(page) -> None:
     )  # fmt: skip
     page.get_by_role("link", name=problem.title).click()
     dialog = page.get_by_role("dialog", name=f"Approve plan {plan.pk} for {plan.model}?")
-    for part in ("Demand now", "Forecast", "Use now", "SLO now"):
+    for part in ("Needed now", "Forecast", "Use now", "SLO now"):
         expect(dialog).to_contain_text(part)
     fill(dialog, Reason="the evening peak comes")
     dialog.get_by_role("button", name="Approve").click()
