@@ -107,7 +107,7 @@ def _of_rows(now: datetime, titles: Mapping[str, str]) -> Iterator[Problem]:
     """
     plans = ScalingPlan.objects.filter(status=PlanStatus.ADVICE, valid_until__gt=now).select_related("model")
     for plan in plans.order_by("pk"):
-        model, href = plan.model.name, f"/scaling/?plan={plan.pk}"
+        model, href = plan.model.name, f"/scaling/?plan={plan.pk}#approve-plans-{plan.pk}"
         title = f"A plan for {model} waits for approval"
         words = f"The plan of {plan.strategy} can be approved until {plan.valid_until:%H:%M} UTC"
         yield Problem("plan", model, "warning", title, words, href, model, 4, plan.made_at)

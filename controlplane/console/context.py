@@ -32,6 +32,8 @@ class Entry:
     label: str
     icon: str
     sections: tuple[Section, ...]
+    beside: tuple[str, str] = ("", "")
+    """Name and label of a section that has a link of its own beside the entry's."""
 
     @property
     def url_name(self) -> str:
@@ -57,12 +59,14 @@ APPLICATIONS = _entry("Applications", "applications", "applications", "applicati
 SCALING = Entry("Scaling", "scaling", (Section("scaling", "Scaling"), Section("calendar", "Calendar")))
 WHAT_IF = _entry("What-if", "what-if", "what-ifs", "what-if", "new-what-if")
 CAPACITY = _entry("Capacity", "capacity", "capacity", "capacity-plan")
-USAGE = Entry("Usage and keys", "usage", (Section("usage", "Usage"), Section("keys", "Keys and budgets")))
+USAGE = Entry(
+    "Usage", "usage", (Section("usage", "Usage"), Section("keys", "Keys and budgets")), ("keys", "Keys")
+)  # fmt: skip
 API = Section("api-docs", "API")
 SYSTEM = Entry("System", "system", (
     Section("alerts", "Alerts"), Section("events", "Events", ("event",)), Section("system", "Jobs"),
     Section("users", "Users and access", ("user-link",)), Section("settings", "Settings"), API,
-))  # fmt: skip
+), ("api-docs", "API"))  # fmt: skip
 LEAST = {"system": Role.OPERATOR, "users": Role.ADMIN}
 """Of the sections that viewers do not see."""
 
@@ -78,7 +82,7 @@ def navigation(request: HttpRequest) -> list[tuple[str, tuple[Entry, ...]]]:
             ("Plan", (SCALING, WHAT_IF, CAPACITY)),
             ("Administer", (USAGE, system)),
         ]
-    return [("", (USAGE, REQUESTS, BATCHES, APPLICATIONS, replace(SYSTEM, label="API", icon="api", sections=(API,))))]
+    return [("", (USAGE, REQUESTS, BATCHES, APPLICATIONS, Entry("API", "api", (API,))))]
 
 
 def freshness(state: LiveState) -> dict[str, str]:

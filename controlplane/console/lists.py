@@ -7,11 +7,10 @@ from typing import Any, cast
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
-from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role, Tenant, User
 from controlplane.accounts.selectors import visible_tenants
-from controlplane.console.access.roles import View, fleet_role, may, signed_in
+from controlplane.console.access.roles import may
 from controlplane.console.live.feed import feed
 from controlplane.console.live.views import live_context
 from controlplane.resources.filters import Filters, number
@@ -82,12 +81,3 @@ def list_page(
         **more,
     }
     return render(request, resource.template, context, status=status)
-
-
-def list_view(resource: Resource, show: Callable[[list[Any]], Sequence[Any]] = list) -> View:
-    """Return the view of a page that only needs its *resource*."""
-
-    def view(request: HttpRequest) -> HttpResponseBase:
-        return list_page(request, resource, show)
-
-    return require_safe((fleet_role(resource.least) if resource.least else signed_in)(view))

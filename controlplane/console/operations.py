@@ -3,7 +3,7 @@
 Those of a `Resource` are offered as it declares them; those below are only offered on pages.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -158,6 +158,15 @@ def sentence_of(verb: str, done: Any) -> str:
     return f"{done} {DONE.get(verb) or f'is {verb}' + ('d' if verb.endswith('e') else 'ed')}."
 
 
+def given(operation: Operation, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what *operation* takes besides a reason, of the *fields* of a form."""
+    try:
+        return operation.read({name: value for name in operation.takes.model_fields if (value := fields.get(name))})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ActionError(f"{first['loc'][0]}: {first['msg']}") from error
+
+
 @require_POST
 @signed_in
 def operate(request: HttpRequest, name: str, pk: int, verb: str) -> HttpResponseBase:
@@ -172,12 +181,6 @@ def operate(request: HttpRequest, name: str, pk: int, verb: str) -> HttpResponse
     does = operation
 
     def carry_out(form: ActionForm) -> str:
-        given = {name: value for name in does.takes.model_fields if (value := form.fields.get(name))}
-        try:
-            needed = does.read(given)
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise ActionError(f"{first['loc'][0]}: {first['msg']}") from error
-        return sentence_of(verb, does.carry_out(row, form.user, form.reason, **needed))
+        return sentence_of(verb, does.carry_out(row, form.user, form.reason, **given(does, form.fields)))
 
     return carried_out(request, carry_out, lambda: offer.page, f"{row} is unchanged" if verb != "test" else "")

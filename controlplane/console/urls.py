@@ -2,9 +2,7 @@
 
 from typing import Any, cast
 
-from django.contrib.auth.decorators import login_required
 from django.urls import path, re_path
-from django.views.generic import TemplateView
 
 from controlplane.console.live.consumers import LiveConsumer
 from controlplane.console.operations import operate
@@ -95,7 +93,7 @@ urlpatterns = [
     path("events/", events.events, name="events"),
     path("events/<int:pk>/", events.event, name="event"),
     path("events/<int:pk>/undo/", events.undo, name="undo"),
-    path("api/docs", login_required(TemplateView.as_view(template_name="console/api_docs.html")), name="api-docs"),
+    path("api/docs", keys.api_docs, name="api-docs"),
     path("sign-in/", sign_in.sign_in, name="sign-in"),
     path("sign-in/<str:token>/", sign_in.sign_in_by_link, name="sign-in-link"),
     path("sign-out/", sign_in.sign_out, name="sign-out"),

@@ -113,7 +113,8 @@ class RuleForm(ReasonedForm):
         self.fields["severity"].choices = [("", "By how bad it is"), *Severity.choices]  # type: ignore[attr-defined]
         if "condition" in self.fields:
             self.fields["condition"].choices = [("", "Choose…"), *Condition.choices]  # type: ignore[attr-defined]
-        for name, label in (("for_s", "Open after (s)"), ("repeat_hours", "Repeat every (h)")):
+        labels = {"window_s": "Judged over (s)", "for_s": "Open after (s)", "repeat_hours": "Repeat every (h)"}
+        for name, label in labels.items():
             self.fields[name].label = label
 
 

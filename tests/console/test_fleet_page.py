@@ -131,17 +131,19 @@ def test_maintenance_is_begun_noticed_and_ended(acting, node, make_instance):
     assert "is in maintenance" not in text_of(acting.get(reverse("console:overview")))
 
 
-def test_several_instances_are_acted_on_at_once(acting, make_instance):
+def test_several_instances_are_acted_on_at_once(acting, node, make_instance):
     rows = [make_instance(), make_instance(), make_instance(state=InstanceState.STOPPED)]
     page = reverse("console:bulk")
     drain = {"verb": "drain", "instance": [row.pk for row in rows]}
     assert "give a reason" in text_of(acting.post(page, drain, follow=True))
     said = text_of(acting.post(page, drain | {"reason": "a new driver"}, follow=True))
-    assert "Drain: 2 instances in progress or done: instance-1, instance-2." in said
-    assert "1 instance refused: instance-3 is stopped: drain is for an instance that is ready." in said
+    assert "Drain: 2 of 3 in progress or done: instance-1, instance-2." in said
+    assert "1 of 3 refused: instance-3 is stopped: drain is for an instance that is ready." in said
     assert [Instance.objects.get(pk=row.pk).state for row in rows] == ["draining", "draining", "stopped"]
     assert set(Event.objects.filter(kind="instance.moved").values_list("reason", flat=True)) == {"a new driver"}
-    for wrong in ({"verb": "sleep", "instance": rows[0].pk}, {"verb": "drain"}):
+    soon = {"verb": "maintenance", "node": node.name, "until": "soon", "reason": "x"}
+    assert "until: Input should be a valid datetime" in text_of(acting.post(page, soon, follow=True))
+    for wrong in ({"verb": "sleep", "instance": rows[0].pk}, {"verb": "drain", "node": node.name}):
         assert "Select instances" in text_of(acting.post(page, wrong | {"reason": "x"}, follow=True))
 
 

@@ -28,7 +28,7 @@ def key(acme):
     return create_api_key(acme, "shop window", "a test")[0]
 
 
-@pytest.mark.parametrize(("spent", "words"), [(10.0, "Free"), (60.0, "Warned"), (100.0, "Spent")])
+@pytest.mark.parametrize(("spent", "words"), [(10.0, "Within its limits"), (60.0, "Warned"), (100.0, "Spent")])
 def test_budgets_show_what_is_used(reader, acme, key, spent, words):
     usd = {"kind": "usd_per_month", "soft": 50.0, "hard": 100.0, "spent_usd": spent, "spent_until": timezone.now()}
     Budget.objects.create(tenant=acme, **usd)
@@ -63,6 +63,15 @@ def test_admins_make_change_and_remove_a_budget(client, fleet_admin, key):
     assert [(one.kind, one.reason) for one in events] == [
         ("budget.created", "a test"), ("budget.changed", "a test"), ("budget.deleted", "a test")
     ]  # fmt: skip
+
+
+def test_a_key_is_made_with_its_budget_or_not_at_all(client, fleet_admin, acme):
+    client.force_login(fleet_admin)
+    form = {"name": "shop window", "tenant": acme.pk, "usd": "-5"}
+    assert client.post(URL, form).status_code == 422
+    assert not acme.api_keys.exists()
+    assert client.post(URL, form | {"usd": "50"}).status_code == 200
+    assert Budget.objects.get(api_key=acme.api_keys.get()).hard == 50.0
 
 
 def test_others_see_budgets_and_change_none(client, key_manager, key, globex):

@@ -12,7 +12,7 @@ from django.core.management import get_commands
 import controlplane
 from controlplane.operations import Operations
 from tests.clients.environments import CLIENTS
-from tests.docs import as_vllm, clients, evidence, experiments, monitoring, plots
+from tests.docs import as_vllm, clients, evidence, experiments, jobs, monitoring, plots
 from tests.docs.configuration import BEGIN, END, PAGE, table
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +42,12 @@ def test_what_differs_from_vllm_is_said() -> None:
 def test_the_table_of_experiments_is_that_of_the_registry() -> None:
     written = experiments.PAGE.read_text().partition(experiments.BEGIN)[2].partition(experiments.END)[0].strip()
     assert written == experiments.table().strip(), "run `python -m tests.docs.experiments`"
+
+
+def test_the_table_of_jobs_is_that_of_its_list_and_at_most_two_thirds_of_the_clicks() -> None:
+    written = jobs.PAGE.read_text().partition(jobs.BEGIN)[2].partition(jobs.END)[0].strip()
+    assert written == jobs.table().strip(), "run `python -m tests.docs.jobs`"
+    assert [job.title for job in jobs.JOBS if job.clicks > job.most or "" in job.hesitations.values()] == []
 
 
 def test_the_table_of_clients_is_that_of_their_tests() -> None:

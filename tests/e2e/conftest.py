@@ -1,6 +1,9 @@
 """A signed-in page in real Chromium, in front of a console that a test may break. A skip fails where REQUIRE_E2E is set."""
 
+import contextlib
 import os
+import sqlite3
+import time
 from pathlib import Path
 
 import pytest
@@ -84,26 +87,45 @@ def console(tools, empty_database, database, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def furnished(console):
-    """The console with demand, forecasts, plans, moves and comparisons, removed afterwards; deployments as before."""
+def restored(console, sessions, tmp_path_factory):
+    """The console, whose rows are as they were before once the module is done."""
+    from django.db import connection
+
+    kept = tmp_path_factory.mktemp("kept") / "rows.sqlite3"
+    with connection.cursor() as cursor:
+        cursor.execute("VACUUM INTO %s", [str(kept)])
+    yield console
+    with contextlib.closing(sqlite3.connect(kept)) as rows:
+        rows.backup(connection.connection)
+    sessions.clear()
+
+
+@pytest.fixture(scope="module")
+def furnished(restored):
+    """The console with demand, forecasts, plans, moves and comparisons."""
     from django.utils import timezone
 
-    from controlplane.fleet.models import Deployment
-    from controlplane.gateway.models import MinuteRow
-    from controlplane.planning.models import (
-        Forecast,
-        ScalingMove,
-        ScalingPlan,
-        ScalingPolicy,
-    )
     from tests.console import planning_rows
 
-    deployments = list(Deployment.objects.all())
     planning_rows.furnish(timezone.now(), 8)
-    yield console
-    Deployment.objects.bulk_update(deployments, ["routing_policy", "ordering_policy"])
-    for rows in (MinuteRow, Forecast, ScalingMove, ScalingPlan, ScalingPolicy):
-        rows.objects.all().delete()
+    return restored
+
+
+@pytest.fixture(scope="module")
+def batch_console(restored):
+    """The console with batches, a spot pool, held work and an application."""
+    from controlplane.accounts.models import Tenant
+    from tests.applications.conftest import learned
+    from tests.console import batch_rows
+
+    donated = {row.pk: str(row.state) for row in batch_rows.furnish()}
+    learned(Tenant.objects.get(name="acme"))
+    feed = restored.speaker.feed
+    summary, rows = feed.summary, feed.rows
+    feed.rows = [row | {"state": donated.get(row["id"], row["state"])} for row in rows]
+    feed.summary = lambda ts: summary(ts) | {"held": batch_rows.held(time.time())}
+    yield restored
+    feed.summary, feed.rows = summary, rows
 
 
 @pytest.fixture(scope="session")

@@ -170,11 +170,15 @@ def usage(hours: int = 30) -> None:
                     share = light * dice.uniform(0.15, 0.25) * (1.4 if tenant == TOP_TENANT else 1.0)
                     UsageHour.objects.create(
                         hour=now - timedelta(hours=back), tenant=keys[tenant].tenant, api_key=keys[tenant],
-                        model=model, slo_class=slo_class, requests=int(4_000 * share),
+                        model=model, gpu_type="h100-80gb", slo_class=slo_class, requests=int(4_000 * share),
                         prompt_tokens=int(3_000_000 * share), output_tokens=int(800_000 * share), kv_token_s=9e6 * share,
                         gpu_s=gpus * 3600 * share, cost_usd=usd * share, charged_usd=usd * share * 0.5,
                     )  # fmt: skip
             UsageHour.objects.create(
-                hour=now - timedelta(hours=back), model=model, gpu_s=gpus * 3600 * 0.2, cost_usd=usd * 0.2
+                hour=now - timedelta(hours=back),
+                model=model,
+                gpu_type="h100-80gb",
+                gpu_s=gpus * 3600 * 0.2,
+                cost_usd=usd * 0.2,
             )
     UsageMark.objects.create(counted_until=timezone.now())

@@ -1,19 +1,13 @@
 """Pages of batches, held work, the spot pool and applications in Chromium: every state, both themes, desktop and phone."""
 
 import re
-import time
 
 import pytest
 from playwright.sync_api import expect
 
-from controlplane.accounts.models import Tenant
-from controlplane.applications.models import Application, ApplicationRun
-from controlplane.batches.models import Batch, BatchStatus, StoredFile
+from controlplane.applications.models import ApplicationRun
+from controlplane.batches.models import Batch, BatchStatus
 from controlplane.events.models import Event
-from controlplane.fleet.models import Donation, Instance
-from controlplane.gateway.models import LedgerRow
-from tests.applications.conftest import learned
-from tests.console import batch_rows
 from tests.e2e.test_accessibility import THEMES, look, violations
 
 PAGES = {
@@ -24,26 +18,6 @@ PAGES = {
     "application": "/applications/{application}/",
     "application-run": "/applications/runs/{run}/",
 }
-
-
-@pytest.fixture(scope="module")
-def batch_console(console):
-    """The console with batches, a spot pool, held work and an application, removed afterwards."""
-    states = dict(Instance.objects.values_list("pk", "state"))
-    requests = set(LedgerRow.objects.values_list("pk", flat=True))
-    donated = {row.pk: str(row.state) for row in batch_rows.furnish()}
-    learned(Tenant.objects.get(name="acme"))
-    feed = console.speaker.feed
-    summary, rows = feed.summary, feed.rows
-    feed.rows = [row | {"state": donated.get(row["id"], row["state"])} for row in rows]
-    feed.summary = lambda ts: summary(ts) | {"held": batch_rows.held(time.time())}
-    yield console
-    feed.summary, feed.rows = summary, rows
-    for pk in donated:
-        Instance.objects.filter(pk=pk).update(state=states[pk])
-    for written in (Batch, StoredFile, Donation, ApplicationRun, Application):
-        written.objects.all().delete()
-    LedgerRow.objects.exclude(pk__in=requests).delete()
 
 
 def address(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Models as people use them: demand and forecast on one chart, a policy is switched in three clicks, settings rolled out."""
+"""Models as people use them: demand and forecast on one chart, a policy is switched in three clicks."""
 
 import re
 
@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import expect
 
 from controlplane.events.models import Event
-from controlplane.fleet.models import Deployment, Model
+from controlplane.fleet.models import Model
 from controlplane.planning import bundles
 from tests.e2e.conftest import keep
 from tests.e2e.test_accessibility import violations
@@ -55,18 +55,6 @@ def test_axe_finds_nothing_in_the_dialogs(furnished, open_page, theme):
     page.goto("/models/")
     page.get_by_role("button", name="Train now…").click()
     assert violations(page) == []
-
-
-@pytest.mark.gate
-def test_engine_settings_are_changed_and_rolled_out_from_one_dialog(furnished, open_page):
-    page = open_page(furnished, OPEN, user="admin")
-    page.locator("#deployments").get_by_role("button", name=re.compile("^Change…")).first.click()
-    dialog = page.locator("dialog[open]")
-    dialog.get_by_label("Sequences at once").fill("11")
-    dialog.get_by_label("Reason, kept with the event").fill("shorter batches")
-    dialog.get_by_role("button", name="Change", exact=True).click()
-    expect(page.locator(".messages")).to_contain_text("are changed")
-    assert Deployment.objects.filter(model__name=MODEL, max_num_seqs=11).count() == 1
 
 
 def test_a_single_part_is_changed_and_says_first_what_changes(furnished, open_page):

@@ -181,6 +181,7 @@ class Chart:
     shapes: Sequence[Settings] = ()  # further shapes, as in plotly
     layout: Settings = field(default_factory=dict)  # further settings of it
     opens: str = ""  # the dialog that dragging over the time axis opens
+    link: tuple[str, str] = ("", "")  # address and label of what is behind it
 
     @property
     def script_id(self) -> str:

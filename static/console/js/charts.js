@@ -2,6 +2,7 @@
 // browsers without it. Colours named var(--…) are resolved here, so that figures follow the theme.
 
 import { openForTime } from "./forms.js";
+import { swap } from "./swap.js";
 
 const EVERY_S = 5;
 const CONFIG = { displayModeBar: false, responsive: true, showTips: false };
@@ -100,7 +101,7 @@ export class Charts {
     }
   }
 
-  // Zooming one chart zooms the others, and the link leads to that time.
+  // Zooming one chart zooms the others, the link leads to that time, and what changed is of it.
   #link(library, place) {
     this.#linked.add(place);
     place.on("plotly_relayout", (change) => {
@@ -117,6 +118,7 @@ export class Charts {
       for (const [name, value] of Object.entries({ range: "times", from, until })) query.set(name, value);
       link.href = `?${query}`;
       link.textContent = `Look at ${from.slice(11)} to ${until.slice(11)}`;
+      swap(["changes", "happened"], link.href);
     });
   }
 

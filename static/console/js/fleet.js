@@ -1,4 +1,4 @@
-// Instances selected for one act: ranges with Shift, their number, and their names in the dialog.
+// Instances and nodes selected for one act: ranges with Shift, their number and names, and what the act does.
 
 const boxes = () => [...document.querySelectorAll("[data-select]")];
 
@@ -14,11 +14,16 @@ export function startSelection() {
   };
   document.addEventListener("click", ({ target, shiftKey }) => {
     if (!target.matches?.("[data-select]")) return;
-    const [all, from] = [boxes(), boxes().findIndex((box) => box.value === last)];
+    const all = boxes().filter((box) => box.name === target.name);
+    const from = all.findIndex((box) => box.value === last);
     const to = all.indexOf(target);
     if (shiftKey && from >= 0) for (const box of all.slice(Math.min(from, to), Math.max(from, to))) box.checked = target.checked;
     last = target.value;
     show();
+  });
+  const { elements } = document.getElementById("bulk-form");
+  elements.verb.addEventListener("change", ({ target }) => {
+    document.querySelector("[data-chosen]").textContent = target.selectedOptions[0].dataset.about ?? "";
   });
   document.querySelector("[data-select-none]").addEventListener("click", () => {
     for (const box of boxes()) box.checked = false;

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from django.contrib import messages
-from django.db.models import F, QuerySet
+from django.db.models import F, Max, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
@@ -63,6 +63,10 @@ def applications(request: HttpRequest) -> HttpResponseBase:
         row.orders = [ORDERING.choice(order) for order in orders_of(row)]
     region = filters["region"]
     runs = visible_runs(viewer).filter(application__in=[row.pk for row in rows])
+    ended = runs.filter(imported=False).exclude(ended_at=None).order_by().values_list("application")
+    newest = dict(ended.annotate(Max("pk")))
+    for row in rows:
+        row.newest_run = newest.get(row.pk)
     running = ranked_runs(runs.filter(region=region) if region else runs, now)
     return list_page(
         request,
@@ -252,6 +256,7 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
     level, sentence = timeline.verdict(row, waited_s, standing.slack_s if standing else None)
     context = {
         "run": row,
+        "graph": layout(graph, unit_summaries(graph), Counter()) if graph.records else None,
         "running": running,
         "abandoned": row.outcome == RunOutcome.ABANDONED,
         "spans": [(span, timeline.pieces(span, duration_s), span.where(titles)) for span in spans],

@@ -16,6 +16,8 @@ from scheduling.fleet.published_models import PUBLISHED
 WIDGETS = {int: forms.IntegerField, float: forms.FloatField, Decimal: forms.DecimalField, str: forms.CharField}
 OPTIONAL = ("address", "max_loras", "max_cpu_loras", "kv_offload_gib")
 """Fields with a default that may be left empty."""
+ELSEWHERE = "elsewhere"
+"""In place of one of the list: region and GPU type are given by name."""
 SMALLEST = 1e-6
 """Stands in for a limit that is excluded, which forms do not have."""
 SIZES = (
@@ -103,7 +105,7 @@ class DeployForm(forms.Form):
     def clean(self) -> dict[str, Any]:
         """Take region and GPU type from the list, unless others are given by name."""
         given = self.cleaned_data
-        place = (given.get("place") or "").partition(" ")
+        place = (given.get("place") or "").removeprefix(ELSEWHERE).partition(" ")
         for name, chosen in (("region", place[0]), ("gpu_type", place[2])):
             if name in self.errors:
                 continue

@@ -14,7 +14,7 @@ from controlplane.accounts.requests import user_of
 from controlplane.console.access.roles import fleet_role, may
 from controlplane.console.live.feed import feed
 from controlplane.console.live.views import live_context
-from controlplane.console.pages.deploy.forms import DeployForm
+from controlplane.console.pages.deploy.forms import ELSEWHERE, DeployForm
 from controlplane.fleet.inventory import deploy as deploying
 from controlplane.fleet.lifecycle.states import ActionError, InstanceState
 from controlplane.fleet.models import Deployment, Model
@@ -55,6 +55,7 @@ def deploy(request: HttpRequest) -> HttpResponse:
         "wrong": [field for field in form if field.errors] if posted else [],
         "estimate": deploying.estimate(wanted) if form.is_bound else None,
         "out_of_use": resting,
+        "elsewhere": ELSEWHERE,
         "places": deploying.place_options(wanted),
     }
     return render(request, "console/deploy/deploy.html", context, status=422 if posted else 200)

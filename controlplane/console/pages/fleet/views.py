@@ -1,8 +1,10 @@
 """The fleet: regions, nodes, GPUs and instances; one node, one instance; and what is done with several of these."""
 
 from datetime import timedelta
+from typing import Any
 
 from django.contrib import messages
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
@@ -14,15 +16,16 @@ from controlplane.console.actions import ActionForm, action, carried_out
 from controlplane.console.lists import list_page
 from controlplane.console.live.feed import feed
 from controlplane.console.live.views import live_context, of_charts
+from controlplane.console.operations import given
 from controlplane.console.pages.fleet.charts import instance_charts
 from controlplane.console.pages.fleet.tree import is_silent, tree
 from controlplane.console.selectors.events import event_row
 from controlplane.console.selectors.instances import instance_row, instance_rows, worst_first
 from controlplane.events.selectors import events_about
-from controlplane.fleet import selectors, services
+from controlplane.fleet import selectors
 from controlplane.fleet.lifecycle import engine_logs
 from controlplane.fleet.lifecycle.states import Action, ActionError, InstanceState
-from controlplane.fleet.models import Instance, Launcher
+from controlplane.fleet.models import Instance, Launcher, Node
 from controlplane.fleet.models.instances import OF_VLLM
 from controlplane.fleet.places import bounds, cordon_of
 from controlplane.fleet.rollouts import revisions
@@ -35,14 +38,19 @@ from controlplane.fleet.swaps.selectors import statuses as swap_statuses
 from controlplane.gateway.models import LedgerRow
 from controlplane.gateway.selectors import prefix_hits
 from controlplane.resources.filters import CHART_RANGE, Filters
-from controlplane.resources.instances import ACTIONS, IN_TREE, INSTANCES
-from controlplane.resources.inventory import GPUS, STOCK
+from controlplane.resources.instances import IN_TREE, INSTANCES
+from controlplane.resources.inventory import GPUS, NODES, STOCK
 
 REQUESTS_SHOWN = 10
 HITS_OVER = timedelta(hours=1)
 LOG_LINES_SHOWN = 100
-BULK = (Action.DRAIN, Action.STOP, Action.START, Action.RESTART)
-"""What is done with several instances at once."""
+MAINTENANCE = "maintenance"
+BULK = {
+    each.verb: each
+    for each in (*INSTANCES.operations, *NODES.operations)
+    if each.verb in (Action.DRAIN, Action.STOP, Action.START, Action.RESTART, MAINTENANCE)
+}
+"""What is done with several instances at once, or with several nodes."""
 AT_ONCE = 500
 
 
@@ -64,7 +72,7 @@ def fleet(request: HttpRequest) -> HttpResponseBase:
         spare=spare,
         spare_usd_per_hour=spot.offered_per_hour(spare),
         selects=may(request, Role.OPERATOR),
-        bulk_actions=[(str(each), each.label, ACTIONS[each]) for each in BULK],
+        bulk_actions=BULK.values(),
     )
 
 
@@ -140,31 +148,29 @@ def _actions(row: Instance) -> list[Action]:
 @require_POST
 @fleet_role(Role.OPERATOR)
 def bulk(request: HttpRequest) -> HttpResponse:
-    """Do one thing with each selected instance. Say what was done, and what was refused and why."""
+    """Do one thing with each selected instance or node. Say what was done, and what was refused and why."""
 
     def carry_out(form: ActionForm) -> str:
-        keys = [int(key) for key in form.fields.getlist("instance") if key.isdecimal()][:AT_ONCE]
-        verb = form.fields.get("verb", "")
-        if verb not in BULK or not keys:
-            raise ActionError("Select instances, and what to do with them")
-        done, refused = [], []
-        for row in Instance.objects.filter(pk__in=keys).order_by("name"):
+        keys = [int(key) for key in form.fields.getlist("instance") if key.isdecimal()]
+        nodes = Node.objects.filter(name__in=form.fields.getlist("node"))
+        act = BULK.get(form.fields.get("verb", ""))
+        of: QuerySet[Any] = nodes if act and act.verb == MAINTENANCE else Instance.objects.filter(pk__in=keys)
+        if act is None or not (rows := of.order_by("name")[:AT_ONCE]):
+            raise ActionError("Select instances, or nodes for maintenance, and what to do with them")
+        done, refused, label, needed = [], [], act.verb.capitalize(), given(act, form.fields)
+        for row in rows:
             try:
-                services.act(Action(verb), row, form.user, form.reason)
+                act.carry_out(row, form.user, form.reason, **needed)
                 done.append(row.name)
             except ActionError as refusal:
                 refused.append(str(refusal))
         if refused:
-            messages.error(request, f"{_some(len(refused))} refused: {'; '.join(refused)}.")
+            messages.error(request, f"{len(refused)} of {len(rows)} refused: {'; '.join(refused)}.")
         if not done:
-            raise ActionError(f"{Action(verb).label}: nothing is done")
-        return f"{Action(verb).label}: {_some(len(done))} in progress or done: {', '.join(done)}."
+            raise ActionError(f"{label}: nothing is done")
+        return f"{label}: {len(done)} of {len(rows)} in progress or done: {', '.join(done)}."
 
     return carried_out(request, carry_out, lambda: "console:fleet", "The instances are unchanged")
-
-
-def _some(count: int) -> str:
-    return f"{count} instance{'' if count == 1 else 's'}"
 
 
 @action(Role.OPERATOR, page="console:fleet", unchanged="Instances are donated as before")

@@ -5,15 +5,16 @@ from datetime import timedelta
 from typing import Any
 
 from django.core.exceptions import PermissionDenied, ValidationError
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
 from django.utils import timezone
 from django.utils.formats import date_format
 from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_variables
-from django.views.decorators.http import require_http_methods
+from django.views.decorators.http import require_http_methods, require_safe
 
-from controlplane.accounts.models import ApiKey, Role
+from controlplane.accounts.models import ApiKey, BudgetKind, Role
 from controlplane.accounts.requests import user_of
 from controlplane.accounts.selectors import manageable_api_keys, tenants_with_managed_keys
 from controlplane.accounts.services import SERVICE_KEY_DAYS, allow_models, create_api_key
@@ -22,6 +23,8 @@ from controlplane.console.actions import ActionForm, action
 from controlplane.console.editing import edit
 from controlplane.console.lists import list_page, viewer_of
 from controlplane.console.pages.keys import examples
+from controlplane.fleet.inventory import services as inventory
+from controlplane.fleet.inventory.kinds import BUDGET
 from controlplane.fleet.selectors import allowed_models, names_to_ask_for
 from controlplane.resources.budgets import BUDGETS
 from controlplane.resources.forms import BudgetForm
@@ -47,16 +50,22 @@ def keys(request: HttpRequest) -> HttpResponseBase:
         tenant = next((tenant for tenant in managed if str(tenant.pk) == request.POST.get("tenant")), None)
         if tenant is None:
             raise PermissionDenied("Only operators and admins of a tenant make its keys.")
-        role, days = request.POST.get("role", ""), request.POST.get("days", "")
+        role, days, usd = (request.POST.get(name, "") for name in ("role", "days", "usd"))
         try:
-            key, secret = create_api_key(
-                tenant,
-                request.POST.get("name", ""),
-                user_of(request),
-                expires_at=timezone.now() + timedelta(days=int(days)) if days.isdecimal() and len(days) < 6 else None,
-                role=Role(role) if role in Role.values else None,
-                allowed_models=allowed_models(request.POST.getlist("allowed_models"), tenant.pk),
-            )
+            with transaction.atomic():
+                key, secret = create_api_key(
+                    tenant,
+                    request.POST.get("name", ""),
+                    user_of(request),
+                    expires_at=timezone.now() + timedelta(days=int(days))
+                    if days.isdecimal() and len(days) < 6
+                    else None,
+                    role=Role(role) if role in Role.values else None,
+                    allowed_models=allowed_models(request.POST.getlist("allowed_models"), tenant.pk),
+                )
+                if usd and may(request, Role.ADMIN):
+                    limits = {"api_key": key.prefix, "kind": BudgetKind.USD, "hard": usd}
+                    inventory.create(BUDGET, limits, user_of(request), "created with its key")
         except ValidationError as error:
             errors = error.message_dict
         else:
@@ -77,6 +86,14 @@ def keys(request: HttpRequest) -> HttpResponseBase:
         editing=editing,
         **_budgets(request),
     )
+
+
+@require_safe
+@signed_in
+def api_docs(request: HttpRequest) -> HttpResponse:
+    """The operations of REST; who may make service keys makes one there."""
+    operating = tenants_with_managed_keys(request.user).filter(active=True, operates_fleet=True).first()
+    return render(request, "console/api_docs.html", {"operating": operating, "service_days": SERVICE_KEY_DAYS})
 
 
 def _budgets(request: HttpRequest) -> dict[str, Any]:

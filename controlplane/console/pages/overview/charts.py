@@ -1,7 +1,9 @@
 """The charts of the overview: time to first token, demand with its forecast and capacity, KV cache by instance."""
 
 from collections.abc import Sequence
+from urllib.parse import urlencode
 
+from django.urls import reverse
 from django.utils import timezone
 
 from controlplane.console.charts.cache import once
@@ -29,6 +31,7 @@ from controlplane.resources.tables import Table
 
 HEAT_ROWS = 12
 HEAT_COLUMNS = 60
+SLOWEST = {"hours": "1", "sort": "-ttft_ms", "first": "yes"}
 KV_HEADER = ("Instance", "Now (ratio)", "Mean (ratio)", "Highest (ratio)")
 
 
@@ -52,6 +55,7 @@ def time_to_first_token(samples: list[Sample], model: str) -> Chart:
             Series("p99", p99, STYLES[3], width=1.5),  # by colour too unlike the line of the SLO,
         ],
         levels=Levels("SLO", [slo]) if slo else None,
+        link=(f"{reverse('console:requests')}?{urlencode(SLOWEST | {'model': model})}", "Slowest request"),
         empty="" if now is not None else NO_TRAFFIC if samples else NO_SAMPLES,
     )
 

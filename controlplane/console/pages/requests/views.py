@@ -2,21 +2,30 @@
 
 from typing import Any
 
-from django.http import HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, render
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import may, signed_in
 from controlplane.console.formats import milliseconds
-from controlplane.console.lists import list_view, viewer_of
+from controlplane.console.lists import list_page, viewer_of
 from controlplane.console.pages.requests import placements
 from controlplane.fleet.models import SloClass
 from controlplane.gateway.explanation import trace_of
 from controlplane.gateway.models import LedgerRow
 from controlplane.resources.requests import REQUESTS, visible_requests
 
-requests = list_view(REQUESTS)
+
+@require_safe
+@signed_in
+def requests(request: HttpRequest) -> HttpResponseBase:
+    """The list; with `?first=` the page of its first request."""
+    if "first" in request.GET:
+        filters, rows = REQUESTS.listed(viewer_of(request), request.GET)
+        for row in REQUESTS.page_of(rows, filters, None).rows[:1]:
+            return redirect("console:request", row.pk)
+    return list_page(request, REQUESTS)
 
 
 @require_safe

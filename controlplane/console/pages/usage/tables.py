@@ -31,6 +31,7 @@ GROUPS = {
     "tenant": Group("tenant", ("tenant",), {"Tenant": "name", "Title": "detail"}, "Title"),
     "key": Group("API key", ("tenant", "key"), {"API key": "name", "Key": "detail", **TENANT}, "Key"),
     "model": Group("model", ("model",), {"Model": "name"}, own_idle=True),
+    "gpu_type": Group("GPU type", ("gpu_type",), {"GPU type": "name"}, own_idle=True),
     "class": Group("SLO class", ("slo_class",), {"SLO class": "name"}),
     "work": Group("kind of work", ("work",), {"Kind of work": "name"}),
     "application": Group("application", ("tenant", "application"), {"Application": "name", **TENANT}),
@@ -97,6 +98,8 @@ def name_of(row: dict[str, Any], group: str) -> str:
             return row["key_name"] or "a key that is gone"
         case "model":
             return str(row["model"])
+        case "gpu_type":
+            return row["gpu_type"] or "never placed"
         case "class":
             return str(row["slo_class"])
         case "work":

@@ -110,7 +110,11 @@ def chart_of(query: Query, now: datetime) -> Chart:
     whose = None if asked.tenants is None else tuple(asked.tenants.order_by("pk").values_list("pk", flat=True))
     choices = tuple((field.name, value) for field, value in filters)
     key = ("usage", whose, choices, asked.since, int(now.timestamp()) // CHARTS_EVERY_S)
-    return once(key, lambda: [usage_over_time(asked, filters["by"], SHOWN[filters["show"]], by_hour)])[0]
+    chart = once(key, lambda: [usage_over_time(asked, filters["by"], SHOWN[filters["show"]], by_hour)])[0]
+    later = asked.since > query.asked.since
+    return (
+        replace(chart, caption=f"{chart.caption}; nothing was counted before {first:%-d %b %H:%M}") if later else chart
+    )
 
 
 @require_safe

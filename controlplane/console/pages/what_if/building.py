@@ -19,7 +19,7 @@ from controlplane.console.actions import back
 from controlplane.console.charts.cache import once
 from controlplane.console.pages.what_if import forms
 from controlplane.console.pages.what_if.forms import FormRequest, WhatIfForm, asked, begin_of
-from controlplane.console.pages.what_if.rows import FLEET, SCENARIO, TRACE, RowKind, Values, rows_of
+from controlplane.console.pages.what_if.rows import AS_NOW, FLEET, SCENARIO, TRACE, RowKind, Values, rows_of
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.simulation.whatif import services
 from controlplane.simulation.whatif.asking import described
@@ -50,7 +50,8 @@ def build(request: HttpRequest) -> HttpResponseBase:
     values = now.scenario if now else {}
     if now is not None and data.get("ask") in QUESTIONS:
         try:
-            return redirect(f"{request.path}?{urlencode(_filled(data['ask'], values))}")
+            given = {name: value for name, value in data.items() if name != "ask"}
+            return redirect(f"{request.path}?{urlencode(given | _filled(data['ask'], values))}")
         except ChangeError as error:
             trouble = str(error)
     wanted = asked(data, values)
@@ -75,7 +76,8 @@ def _filled(question: str, values: Values) -> dict[str, Any]:
     change = change_of(question, values)
     kind = change.pop("kind")
     fields = {f"{kind}-{key}": ",".join(of) if isinstance(of, list) else of for key, of in change.items()}
-    return {"chosen": "yes", "beside": "yes", **fields}
+    more = {"demand-edit": "factor", "demand-by": AS_NOW} if kind == "failure" else {}
+    return {"chosen": "yes", "beside": "yes", "horizon": "600", **more, **fields}
 
 
 def address_of(data: QueryDict) -> str:

@@ -24,6 +24,8 @@ from controlplane.simulation.whatif.changes.supply import BoundsChange, FailureC
 from controlplane.simulation.whatif.starts.nodes import nodes_of, resolved
 from scheduling.simulation.scenario.demand import TraceOf
 
+AS_NOW: Final = "1"
+"""Factor of demand that changes nothing: a row to be filled in."""
 Values = dict[str, Any]
 Choices = list[tuple[str, str]]
 UNITS: Final = {"_ms": "ms", "_s": "s"}
@@ -168,6 +170,8 @@ def changes_of(kind: RowKind, data: QueryDict, now: Values) -> list[Values]:
     """Return the changes of the rows of *kind*, of the scenario *now*. Raise ChangeError naming row and column."""
     changes = []
     for number, row in enumerate(rows_of(kind, data), 1):
+        if (row.get("edit"), row.get("by")) == ("factor", AS_NOW):
+            continue
         try:
             changes.append(kind.change(row, now))
         except ChangeError as error:
