@@ -133,7 +133,6 @@ PRICES = Resource(
     least=Role.VIEWER,
     filters=(of_choice("of", PriceOf, "items"), Filter("name")),
     page=("item", "name", "amount", "from_at", "reason", "created_by", "created_at"),
-    parent=("console:usage", "Usage"),
     empty="No price was entered.",
     template="console/usage/prices.html",
 )

@@ -238,8 +238,6 @@ class Resource:
     """Role over the fleet that the page needs; None: any user of a tenant."""
     title: str = ""
     file: str = ""
-    parent: tuple[str, str] | None = None
-    """Address and title of the page above."""
     caption: str = "Newest first"
     sorted_captions: tuple[str, str] = ("Greatest first", "Least first")
     """Of the descending and the ascending order."""
