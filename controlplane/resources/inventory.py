@@ -134,7 +134,6 @@ PRICES = Resource(
     filters=(of_choice("of", PriceOf, "items"), Filter("name")),
     page=("item", "name", "amount", "from_at", "reason", "created_by", "created_at"),
     empty="No price was entered.",
-    template="console/usage/prices.html",
 )
 NODES = Resource(
     name="nodes",
