@@ -62,7 +62,7 @@ class Column:
     label: str = ""
     """On the page; by default the heading without its unit."""
     draw: str = ""
-    """Format on the page: of a number, `moment`, `age`, `since`, `mark`, `id`, `reason`, `wide`; or a template, given `row`."""
+    """Format on the page: of a number, `moment`, `age`, `since`, `mark`, `id`, `reason`, `wide`; or a template of `row`."""
     live: str = ""
     """Format of a number that the live connection keeps fresh, in place of *draw*."""
     kind: str = ""

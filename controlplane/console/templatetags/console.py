@@ -177,11 +177,10 @@ def table(content: SafeString, label: str, *headers: str, css: str = "") -> Safe
 
     One that is empty is left out.
     """
-    parts = [header.partition("|") for header in headers if header]
-    columns = [
-        {"word": word.lstrip("#~"), "kind": word[0], "tip": tip or explained(word.lstrip("#"))} for word, _, tip in parts
-    ]
-    return render_to_string("console/parts/plain_table.html", {"label": label, "columns": columns, "css": css, "rows": content})
+    parts = (header.partition("|") for header in headers if header)
+    columns = [(text[0], text.lstrip("#~"), tip or explained(text)) for text, _, tip in parts]
+    shown = {"label": label, "columns": columns, "css": css, "rows": content}
+    return render_to_string("console/parts/plain_table.html", shown)
 
 
 @register.simple_block_tag(takes_context=True)
