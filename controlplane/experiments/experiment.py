@@ -96,7 +96,8 @@ class Option:
 SEED = Option("seed", "seed of all random draws", 1, int, at_least=0)
 SCALE = Option("scale", "factor on the demand", 1.0, float, above=0.0, at_most=100.0)
 DATA = Option("data", "folder of traces and lengths", Path("data"), Path)
-COMMON = {"seed": SEED, "scale": SCALE, "data": DATA}
+SEEDS = Option("seeds", "runs that are averaged, with seeds from the first one on", 1, int, at_least=1)
+COMMON = {"seed": SEED, "scale": SCALE, "data": DATA, "seeds": SEEDS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,19 +153,22 @@ def run_cases(
     return rows
 
 
-def mean_of(rows: Sequence[Row]) -> Row:
-    """Return the mean of each measure, without None (nothing to measure); values that are the same in all *rows* stay."""
-
-    def mean(values: Sequence[Any]) -> Any:
-        if isinstance(values[0], Mapping):
-            return {key: mean([value[key] for value in values]) for key in values[0]}
-        if isinstance(values[0], str) or values.count(values[0]) == len(values):
-            return values[0]
-        measured = [value for value in values if value is not None]
-        total = sum(measured) / len(measured)
-        return round(total) if isinstance(measured[0], int) else total
-
-    return {name: mean([row[name] for row in rows]) for name in rows[0]}
+def mean_of(values: Sequence[Any]) -> Any:
+    """Return the mean of *values*, of mappings by key, of lists of one length by place, None left out (nothing to measure).
+    Values that are all the same stay; of words and lists of several lengths it is the first.
+    """
+    known = [value for value in values if value is not None]
+    if not known or known.count(known[0]) == len(values):
+        return values[0]
+    first = known[0]
+    if isinstance(first, Mapping):
+        return {key: mean_of([value[key] for value in known]) for key in first}
+    if isinstance(first, list) and len({*map(len, known)}) == 1:
+        return [mean_of(each) for each in zip(*known, strict=True)]
+    if isinstance(first, str | list):
+        return first
+    total = sum(known) / len(known)
+    return round(total) if isinstance(first, int) else total
 
 
 def rounded(values: Any) -> Any:
@@ -229,6 +233,14 @@ class Experiment:
     def settings(self, values: Mapping[str, Any]) -> Settings:
         """Check *values* by option and add defaults. Raise ValueError for a value that is not allowed."""
         return {option.key: option.parse(values.get(option.key, option.default)) for option in self.options}
+
+    def measure(self, settings: Settings, progress: Progress) -> Result:
+        """Return the result of `run`: the mean over seeds, unless the experiment has an option of its own for them."""
+        if SEEDS not in self.options:
+            return self.run(settings, progress)
+        seeds = range(settings["seed"], settings["seed"] + settings["seeds"])
+        results = [self.run({**settings, "seed": seed}, progress) for seed in seeds]
+        return mean_of(results) | {name: settings[name] for name in ("seed", "seeds")}
 
     def check_installed(self, settings: Settings) -> None:
         """Raise ModelsExtraMissing where *settings* name what needs the models extra."""

@@ -52,6 +52,9 @@ class Kept(NamedTuple):
     hash: str
     """Of the code that it is of; empty: of before there were hashes."""
     result: Result
+    before: Mapping[str, Any] = {}
+    """`date`, and `ours` by measure, of the last run on other code."""
+    took_s: int = 0
 
     @property
     def is_stale(self) -> bool:
@@ -191,16 +194,16 @@ def evidence() -> str:
         experiment = EXPERIMENTS.get(each.experiment)
         compared = experiment.compare(each.result) if experiment is not None else []
         for one in compared:
-            ours, simplest = figure(one.ours, one.unit), "" if one.simplest is None else figure(one.simplest, one.unit)
+            said = [
+                "" if value is None else figure(value, one.unit)
+                for value in (one.paper, each.before.get("ours", {}).get(one.measure), one.ours, one.simplest)
+            ]
             if one.ours is not None:
-                rows.append(
-                    f"| {experiment.paper} {one.section} | {one.measure} | {figure(one.paper, one.unit)} | {ours} |"
-                    f" {simplest} | {run}"
-                )
+                rows.append(f"| {experiment.paper} {one.section} | {one.measure} | {' | '.join(said)} | {run}")
         if not compared:
             others.append(f"| `{each.result['command']}` | {run}")
-    heads = "| paper | measure | paper's | ours | simplest rule | run | date | code | state |"
-    heads += "\n|---|---|--:|--:|--:|---|---|---|---|"
+    heads = "| paper | measure | paper's | before | ours | simplest rule | run | date | code | state |"
+    heads += "\n|---|---|--:|--:|--:|--:|---|---|---|---|"
     return "\n".join(
         [ABOUT, "## Against the papers", "", heads, *sorted(rows), "", "## Our own", "",
          "| command | run | date | code | state |", "|---|---|---|---|---|", *sorted(others), ""]
@@ -211,9 +214,9 @@ ABOUT = """# Evidence
 
 What is measured, and of which code. *Code* is the hash of all modules that a run imports and of their data, without
 comments: **green** is of the code as it stands, **stale** of older code. `make evidence` runs what is stale again, the
-oldest first, and may be stopped and called again; `python -m tests.docs.evidence --list` names it. *Simplest rule* is the
-same measure of the simplest rule that could do the job. A test compares this page with the results that are kept and with
-the code.
+oldest first, and may be stopped and called again; `python -m tests.docs.evidence --list` names it. *Before* is the same
+measure of the last run on other code, *simplest rule* that of the simplest rule that could do the job. A test compares this
+page with the results that are kept and with the code.
 """
 
 
@@ -250,15 +253,22 @@ def run(name: str, command: str, data: Path) -> Kept:
     elif "--data" in (said := result["command"].split()):
         at = said.index("--data")
         result["command"] = " ".join(said[:at] + said[at + 2 :])
-    print(f"{name}: {time.monotonic() - began_s:,.0f} s", flush=True)
+    took_s = round(time.monotonic() - began_s)
+    print(f"{name}: {took_s:,} s", flush=True)
     head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
-    return keep(name, experiment, result, head.stdout.strip())
+    return keep(name, experiment, result, head.stdout.strip(), took_s)
 
 
-def keep(name: str, experiment: str, result: Result, commit: str) -> Kept:
+def keep(name: str, experiment: str, result: Result, commit: str, took_s: int) -> Kept:
     """Keep *result*, of the code as it stands, as *name*."""
-    date = f"{datetime.now(UTC):%Y-%m-%d}"
-    row = Kept(name, experiment, commit, date, code_hash(experiment), _without_clock(result))
+    date, code = f"{datetime.now(UTC):%Y-%m-%d}", code_hash(experiment)
+    before: Mapping[str, Any] = {}
+    for old in [each for each in kept() if each.name == name]:
+        before = old.before
+        if old.hash != code and experiment in EXPERIMENTS:
+            compared = EXPERIMENTS[experiment].compare(old.result)
+            before = {"date": old.date, "ours": {one.measure: one.ours for one in compared if one.ours is not None}}
+    row = Kept(name, experiment, commit, date, code, _without_clock(result), before, took_s)
     about = {name: value for name, value in row._asdict().items() if name != "name"}
     (KEPT / f"{name}.json").write_text(json.dumps(about, indent=1) + "\n")
     return row
@@ -299,7 +309,8 @@ def main() -> int:
                 print(f"{each.name}: {error}", file=sys.stderr, flush=True)
     elif given.list:
         for each in sorted(kept(), key=lambda each: each.date):
-            print(f"{'stale' if each.is_stale else 'green'}  {each.date}  {each.name:24}  {each.result['command']}")
+            state = "stale" if each.is_stale else "green"
+            print(f"{state}  {each.date}  {each.took_s:6,} s  {each.name:24}  {each.result['command']}")
         return 0
     write_pages()
     return 1 if failed else 0

@@ -1,5 +1,6 @@
 """The registry and the interface of experiments: names, settings, options of the command."""
 
+from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -54,3 +55,15 @@ def test_bounds_of_an_option_are_named():
     assert option.parse(7.0) == 7.0
     with pytest.raises(ValueError, match="--days must be above 0 and at most 7"):
         option.parse(float("nan"))
+
+
+def test_seeds_are_averaged_by_an_experiment_that_runs_one():
+    def run(settings, progress):
+        seed = settings["seed"]
+        rows = [{"system": "a", "met": seed / 10, "late_s": None if seed == 4 else float(seed)}]
+        return {"rows": rows, "calls": seed, "series": [0] * seed}
+
+    seeded = replace(EXPERIMENTS["sessions"], run=run)
+    result = seeded.measure(seeded.settings({"seed": 4, "seeds": 3}), print)
+    assert result["rows"] == [{"system": "a", "met": pytest.approx(0.5), "late_s": 5.5}]
+    assert (result["calls"], result["series"], result["seed"], result["seeds"]) == (5, [0] * 4, 4, 3)

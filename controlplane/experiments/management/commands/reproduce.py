@@ -6,7 +6,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from rich.console import Console
 
-from controlplane.experiments.experiment import Experiment, Result, Settings, figure
+from controlplane.experiments.experiment import SEEDS, Experiment, Result, Settings, figure
 from controlplane.experiments.registry import EXPERIMENTS
 from controlplane.terminal import Column, console, progress, table
 from forecasting.models_extra import ModelsExtraMissing
@@ -50,7 +50,7 @@ class Command(BaseCommand):
         settings = experiment.settings(options)
         experiment.check_installed(settings)
         with progress(quiet=options["json"]) as report:
-            return {"command": command_line(experiment, settings), **experiment.run(settings, report)}
+            return {"command": command_line(experiment, settings), **experiment.measure(settings, report)}
 
 
 def command_line(experiment: Experiment, settings: Settings) -> str:
@@ -70,6 +70,8 @@ def command_line(experiment: Experiment, settings: Settings) -> str:
 def show(experiment: Experiment, result: Result, shown: Console) -> None:
     """Print *result*, and the paper's figures with ours if it has any."""
     experiment.show(shown, result)
+    if SEEDS in experiment.options and result.get("seeds", 1) > 1:
+        shown.print(f"Means over {result['seeds']} seeds.")
     if rows := experiment.compare(result):
         shown.print(table(f"Against the paper: {experiment.paper}", COMPARED, map(asdict, rows)))
 
