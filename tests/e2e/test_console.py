@@ -314,7 +314,8 @@ def test_everything_by_keyboard(console, open_page):
     expect(page.get_by_role("button", name="Drain…")).to_be_focused()
     # The list of a page is walked from anywhere, and a letter presses the button of the row.
     rows = "".join(
-        f'<tr><th><a href="#{n}">{n}</a></th><td><button data-key="x">Cancel {n}</button></td></tr>' for n in ("One", "Two")
+        f'<tr><th><a href="#{n}">{n}</a></th><td><button data-key="x">Cancel {n}</button></td></tr>'
+        for n in ("One", "Two")
     )
     listed = f'<table class="running-table"><tbody>{rows}</tbody></table>'
     page.evaluate("html => document.querySelector('main').insertAdjacentHTML('beforeend', html)", listed)
