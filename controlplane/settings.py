@@ -258,6 +258,7 @@ PERIODIC_TASKS: dict[str, tuple[str, float]] = {
     "follow-runs": ("applications.follow_runs", 10.0),
     "resume-batches": ("batches.resume", 30.0),
     "forecast-and-plan": ("planning.forecast_and_plan", 30.0),  # or more often: `controlplane.jobs.schedule.look_s`
+    "project-fleet": ("planning.project_fleet", 120.0),
     "nightly-what-if": ("simulation.nightly_what_if", 60.0),
     "nightly-region-loss": ("simulation.nightly_region_loss", 60.0),
     "look-after-what-ifs": ("simulation.look_after_what_ifs", 10.0),
@@ -272,7 +273,7 @@ CELERY_BEAT_SCHEDULE: dict[str, dict[str, Any]] = {  # `expires`: messages must 
     for name, (task, period_s) in PERIODIC_TASKS.items()
 }
 LONG_TASKS = (
-    *("planning.forecast_and_plan", "planning.fit_forecasters"),
+    *("planning.forecast_and_plan", "planning.fit_forecasters", "planning.project_fleet"),
     *("simulation.run_future", "simulation.nightly_what_if", "simulation.judge_twin"),
     *("simulation.plan_capacity", "simulation.nightly_region_loss"),
     "lengths.train_length_model",

@@ -14,11 +14,14 @@ class WaitEstimates(Stage):
         self.fleet, self.control = fleet, Waits(fleet)
 
     def waiting(self, request: Request) -> bool:
-        self.control.begin(request.row, request.slot)
+        self.control.begin(request.row, request.slot, again=request.attempts > 0)
         return False
 
     def placed(self, request: Request, replica: Replica) -> None:
-        """What the queue manager held waits at an endpoint from its release."""
+        """What the queue manager held waits at an endpoint from its release. A wait after a failure teaches nothing."""
+        if request.attempts - request.evictions > 1:
+            self.control.forget(request.row)
+            return
         since_s = request.asked.arrived_s if request.released_s is None else request.released_s
         self.control.placed(request.row, replica.slot, since_s, request.placed_s)
 

@@ -232,3 +232,17 @@ class RegionLoss(models.Model):
 
     def __str__(self) -> str:
         return f"Loss of a region, {self.made_at:%F %H:%M}"
+
+
+class ProjectedFleet(models.Model):
+    """Instances over the week ahead, as if each hour were planned for its forecast; the newest row alone is kept."""
+
+    made_at = models.DateTimeField(default=timezone.now)
+    moments = models.JSONField(default=list, help_text="Seconds since 1970 from which on instances hold.")
+    places = models.JSONField(default=list, help_text="Rows of model, region, GPU type and its instances by moment.")
+
+    class Meta:
+        ordering = ["-id"]
+
+    def __str__(self) -> str:
+        return f"Projected fleet, {self.made_at:%F %H:%M}"

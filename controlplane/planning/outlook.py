@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
+import numpy as np
+
 from controlplane.events.models import Event
 from controlplane.fleet.models import Deployment
 from controlplane.fleet.selectors import schedules
@@ -18,7 +20,7 @@ from controlplane.planning.forecasts import demand, selectors
 from controlplane.planning.forecasts.demand import DEFERRED, EVERY_CLASS, TOKENS
 from controlplane.planning.forecasts.selectors import Accuracy, ForecastWindow, Series
 from controlplane.planning.forecasts.services import HOUR_S, by_hour
-from controlplane.planning.models import Forecast, PlanStatus, ScalingPlan
+from controlplane.planning.models import Forecast, PlanStatus, ProjectedFleet, ScalingPlan
 from controlplane.tuning.selectors import tuned
 
 POINTS = 600  # of a line
@@ -42,6 +44,8 @@ class Outlook:
     expected: Sequence[ForecastWindow | None]
     capacity: Series
     planned: float | None
+    projected: Sequence[tuple[datetime, float]]
+    """Capacity from each of these moments on, after now, by the projected fleet; empty without one or further hours."""
     scheduled: Sequence[tuple[datetime, float]]
     """Least capacity from each of these moments on, by scheduled minimums; empty without any."""
     forecast: Forecast | None
@@ -117,6 +121,7 @@ def see(model: str, region: str, hours: float, now: datetime, hours_ahead: int =
         expected=[by_start.get(start) or hourly.get(demand.window_start(start, HOUR_S)) for start in shown],
         capacity=capacity + [None] * (len(shown) - len(capacity)),
         planned=_planned(model, region, now, loads) if known else None,
+        projected=_projected(model, region, now, hours_ahead) if known and hours_ahead else [],
         scheduled=_scheduled(model, region, starts[0], starts[-1] + timedelta(seconds=window_s)),
         forecast=newest,
         note=next((row.note for row in forecasts if row.note), ""),
@@ -198,6 +203,21 @@ def _planned(model: str, region: str, now: datetime, loads: Mapping[Place, Endpo
         else present
         for name, present in there.items()
     )
+
+
+def _projected(model: str, region: str, now: datetime, hours: int) -> list[tuple[datetime, float]]:
+    """Return the capacity of the newest projected fleet from each moment after *now* within *hours*."""
+    row, able = ProjectedFleet.objects.filter(made_at__gt=now - MADE_WITHIN).first(), capabilities()
+    omitted = set() if model else selectors.omitted_from_sums()
+    rates = [
+        np.array(counts) * able.get((name, gpu_type), 0.0)
+        for name, place, gpu_type, counts in (row.places if row else ())
+        if model in ("", name) and region in ("", place) and name not in omitted
+    ]
+    if row is None or not rates:
+        return []
+    moments, until = [datetime.fromtimestamp(at_s, UTC) for at_s in row.moments], now + timedelta(hours=hours)
+    return [(at, float(value)) for at, value in zip(moments, np.sum(rates, axis=0), strict=True) if now < at < until]
 
 
 def _scheduled(model: str, region: str, since: datetime, until: datetime) -> list[tuple[datetime, float]]:

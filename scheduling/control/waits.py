@@ -87,6 +87,8 @@ class Waits:
         """By row: the wait as first estimated, of requests that wait."""
         self.learned = defaultdict[int, LearnedWaits](LearnedWaits)
         """By endpoint."""
+        self.counted = np.zeros(0, np.int64)
+        """By slot: sequence number of the last request that was counted (`begin`)."""
         self._expected = np.zeros((0, EXPECTED_COLUMNS))
         """Output of each waiting request, by slot."""
         self._paces: dict[tuple[int, int], Pace] = {}  # by endpoint and instance
@@ -96,9 +98,13 @@ class Waits:
     # Learning
 
     def begin(self, row: int, slot: int, *, again: bool = False) -> None:
-        """Count the expected output of the request of *row*, which begins to wait in *slot*; *again*: on other terms."""
+        """Count the expected output of the request of *row*, which begins to wait in *slot*.
+
+        *again*: on other terms, or after an instance had it; it is no new arrival then.
+        """
         waiting = self.fleet.waiting
-        self._make_room()
+        self.make_room()
+        self.counted[slot] = waiting.sequence[slot]
         endpoint, predicted = int(waiting.endpoint[slot]), float(waiting.output_tokens[slot])
         model = self.fleet.endpoints[endpoint].model
         mean, variance, error = self.history.expected((model, self.fleet.slo_class(row)), predicted)
@@ -109,9 +115,10 @@ class Waits:
             at_s = float(self.fleet.requests.arrival_s[row])
             self.learned[endpoint].arrivals.add(at_s, float(waiting.key[slot]) - at_s, weight * mean)
 
-    def _make_room(self) -> None:
-        more = self.fleet.waiting.key.size - self._expected.shape[0]
+    def make_room(self) -> None:
+        more = self.fleet.waiting.key.size - self.counted.size
         if more > 0:
+            self.counted = np.concatenate([self.counted, np.full(more, -1, np.int64)])
             self._expected = np.concatenate([self._expected, np.zeros((more, EXPECTED_COLUMNS))])
 
     def forget(self, row: int) -> None:
@@ -304,7 +311,7 @@ class Waits:
     def _ahead_of(self, endpoint: int, instance: int, slot: int) -> WorkAhead:
         """Return the work ahead of *slot*: in the virtual queue of *instance*, or all with an earlier queue key."""
         fleet, waiting = self.fleet, self.fleet.waiting
-        self._make_room()
+        self.make_room()
         if instance == TOGETHER:
             heap, size = waiting.heap[endpoint], int(waiting.size[endpoint])
             return WorkAhead(*ahead(heap, size, waiting.key, waiting.sequence, self._expected, slot))

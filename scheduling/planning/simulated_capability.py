@@ -2,7 +2,8 @@
 
 The paper learns an instance's capability from past windows. Here the windows are simulated: fleets of several sizes
 under a rising rate, with the observed coefficient of variation of arrivals. That shows what windows of one fleet size
-do not: the usable share of fewer or more instances (`scheduling.planning.bursts`).
+do not: the usable share of fewer or more instances (`scheduling.planning.bursts`). Interactive requests are to keep the
+promise; deferred ones, which have hours, are only not to pile up.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,11 +28,13 @@ FROM, TO = 0.03, 1.3
 """The rate rises from this to this share of a rough estimate, by equal steps of its root."""
 WINDOW_S, LEAST_REQUESTS, MOST_REQUESTS = 300.0, 1000, 10_000
 """Length of a window, and the most requests in it at the highest rate, by which it is lengthened or shortened."""
-ALONE = 300
-"""Requests served one by one, to find those that violate the SLO at any load."""
-ALONE_EVERY_S = 3600.0
+ALONE, ALONE_EVERY_S = 300, 3600.0
+"""Requests served one by one, to see whether any violates the SLO at any load; if so, all are."""
 REACHABLE = 2.0
-"""Latency that counts as in time, relative to that on an idle instance, where even that breaks the promise."""
+"""Latency that counts as in time, relative to that on an idle instance, once as many requests as may break the promise
+there."""
+PILED = 0.1
+"""Of a window, for which a deferred request waits at most where work does not pile up."""
 MOST_ABOVE = 1.1
 """Most that an instance of very many may serve, relative to the highest limit found."""
 Ints = NDArray[np.int64]
@@ -62,6 +65,7 @@ def simulated_capability(
     output_tokens: ArrayLike,
     promise: Promise,
     *,
+    interactive: ArrayLike = True,
     normalised_s: float = np.inf,
     percentile: float = 95.0,
     cv: float = POISSON_CV,
@@ -72,9 +76,9 @@ def simulated_capability(
 ) -> Capability:
     """Return the capability of *engine* for requests drawn from the pairs of lengths under arrivals of *cv*.
 
-    *percentile* of the requests must keep *promise* (and *normalised_s* per output token). *sizes* are those of the
-    simulated fleets; *most_above* is the most that an instance of very many may serve, relative to their highest limit;
-    *most_requests* bounds those of a window.
+    *percentile* of those that are *interactive* must keep *promise* (and *normalised_s* per output token), and of the
+    others start within `PILED`. *sizes* are those of the simulated fleets; *most_above* is the most that an instance of
+    very many may serve, relative to their highest limit; *most_requests* bounds those of a window.
     Lengths are cut to what the engine accepts. Raise ValueError without lengths or for an invalid percentile.
     """
     random = np.random.default_rng([seed, 3])
@@ -86,32 +90,43 @@ def simulated_capability(
     longest = min(engine.max_model_len, engine.kv_capacity_tokens)
     outputs = np.clip(outputs, 1, longest // 2)
     prompts = np.clip(prompts, 1, longest - outputs)
+    judged = np.broadcast_to(np.asarray(interactive, np.bool_), prompts.shape)
     rough = rough_requests_per_s(engine, float(prompts.mean()), float(outputs.mean()))
 
     limits_s = {"ttft": promise.ttft_s, "itl": promise.itl_s, "e2e": promise.end_s, "normalised": normalised_s}
     limits_s = {name: limit_s for name, limit_s in limits_s.items() if limit_s < np.inf}
 
-    def served(size: int, arrival_s: Floats, at: Ints) -> Result:
+    def served(arrival_s: Floats, at: Ints, size: int = 1) -> Result:
         cluster = Cluster([InstanceSpec("one", "here", engine)] * size)
-        requests = make_requests(arrival_s, prompts[at], outputs[at])
+        requests = make_requests(arrival_s, prompts[at], outputs[at], priority=np.where(judged[at], 0, 1))
         return Simulation(cluster, requests).run(until_s=float(arrival_s[-1]) + SETTLE_S)
 
-    def broken(result: Result, at: Ints, reachable_s: Mapping[str, Floats]) -> NDArray[np.bool_]:
-        late = np.zeros(at.size, np.bool_) if not limits_s else np.isnan(latency_s(result, "e2e"))
-        for name, limit_s in limits_s.items():
-            goal_s = np.maximum(limit_s, reachable_s[name][at]) if name in reachable_s else limit_s
-            late |= latency_s(result, name) > goal_s
+    def alone(at: Ints) -> Result:
+        return served(ALONE_EVERY_S * np.arange(at.size, dtype=np.float64), at)
+
+    def broken(result: Result, at: Ints, goals_s: Mapping[str, ArrayLike]) -> NDArray[np.bool_]:
+        late = np.zeros(at.size, np.bool_) if not goals_s else np.isnan(latency_s(result, "e2e"))
+        for name, goal_s in goals_s.items():
+            late |= latency_s(result, name) > np.broadcast_to(goal_s, prompts.shape)[at]
         return late
 
     allowed = 1.0 - percentile / 100.0
     note = "from a simulation of the performance profile"
-    reachable_s: dict[str, Floats] = {}
-    some = random.integers(0, prompts.size, ALONE)
-    idle = float(broken(served(1, ALONE_EVERY_S * np.arange(ALONE, dtype=np.float64), some), some, {}).mean())
-    if idle > allowed:  # out of reach at any number of instances: plan for what can be reached
-        each = np.arange(prompts.size)
-        alone = served(1, ALONE_EVERY_S * np.arange(prompts.size, dtype=np.float64), each)
-        reachable_s = {name: REACHABLE * np.nan_to_num(latency_s(alone, name)) for name in limits_s}
+    goals_s: dict[str, ArrayLike] = dict(limits_s)
+    idle, some = 0.0, random.integers(0, prompts.size, ALONE)
+    some = some[judged[some]]
+    if some.size and broken(alone(some), some, limits_s).any():
+        each = np.flatnonzero(judged)
+        reached = alone(each)
+        idle = float(broken(reached, each, limits_s).mean())
+        # What breaks on an idle instance is no limit of load. The nearer it is to all that may break, the less else could
+        # be late, so goals give way with it.
+        factor = 1.0 + (REACHABLE - 1.0) * (min(1.0, idle / allowed) if allowed else 1.0)
+        for name, limit_s in limits_s.items():
+            alone_s = np.zeros(prompts.size)
+            alone_s[each] = np.nan_to_num(latency_s(reached, name))
+            goals_s[name] = np.maximum(limit_s, factor * alone_s)
+    if idle > allowed:
         note += (
             f"; out of reach at any number of instances: {idle:.0%} of requests break their promise on an idle instance,"
             f" so it counts as kept within {REACHABLE:g} times what they take there"
@@ -119,12 +134,20 @@ def simulated_capability(
     fleets = [(size, each) for each in sorted({POISSON_CV, cv}) for size in sizes]
     limits = []
     for size, of_cv in fleets:
-        rates, arrival_s, window = _arrivals(size, rough, of_cv, random, most_requests)
+        rates, arrival_s, window, window_s = _arrivals(size, rough, of_cv, random, most_requests)
         drawn = random.integers(0, prompts.size, arrival_s.size)
-        late = broken(served(size, arrival_s, drawn), drawn, reachable_s)
-        count = np.bincount(window, minlength=WINDOWS)
+        result = served(arrival_s, drawn, size)
+        late = np.where(
+            judged[drawn], broken(result, drawn, goals_s), ~(latency_s(result, "queue") <= PILED * window_s)
+        )
         # By the intended rate, as in a plan, not the one that was drawn.
-        limits.append(highest_load_kept(rates, np.bincount(window, late, WINDOWS), allowed * count, count))
+        kept = []
+        for own in (judged[drawn], ~judged[drawn]):
+            count = np.bincount(window[own], minlength=WINDOWS)
+            if own.any():
+                broke = np.bincount(window[own], late[own], WINDOWS)
+                kept.append(highest_load_kept(rates, broke, allowed * count, count))
+        limits.append(min(kept))
     requests_per_s, reserve = _fitted(fleets, limits, most_above)
     tokens = requests_per_s * np.array([prompts.mean(), outputs.mean()])
     if not requests_per_s:
@@ -154,8 +177,10 @@ def strictest(
 
 def _arrivals(
     size: int, rough: float, cv: float, random: np.random.Generator, most_requests: int
-) -> tuple[Floats, Floats, Ints]:
-    """Return requests per second and instance by window, arrivals and their windows, for *size* instances."""
+) -> tuple[Floats, Floats, Ints, float]:
+    """Return requests per second and instance by window, arrivals, their windows and a window's length, for *size*
+    instances.
+    """
     rates = rough * np.linspace(FROM**0.5, TO**0.5, WINDOWS) ** 2
     most_per_s = float(size * rates[-1])
     window_s = min(max(WINDOW_S, LEAST_REQUESTS / most_per_s), most_requests / most_per_s)
@@ -164,7 +189,7 @@ def _arrivals(
     shape = cv**-2
     moments = np.cumsum(random.standard_gamma(shape, int(due[-1] + 6 * cv * np.sqrt(due[-1])) + 1) / shape)
     arrival_s = np.interp(moments[moments < due[-1]], due, np.arange(WINDOWS + 1) * window_s)
-    return rates, arrival_s, np.minimum((arrival_s // window_s).astype(np.int64), WINDOWS - 1)
+    return rates, arrival_s, np.minimum((arrival_s // window_s).astype(np.int64), WINDOWS - 1), window_s
 
 
 def _fitted(fleets: Sequence[tuple[int, float]], limits: Sequence[float], most_above: float) -> tuple[float, float]:

@@ -2,12 +2,13 @@
 
 `least` solves the programme for each model by itself, since nothing bounds what can be bought. Throughputs of single
 instances are estimates, so `settle` then simulates: fleets for more and for less demand, of which the cheapest that keeps
-the promises is trimmed, instance by instance, until one less breaks them.
+the promises is trimmed, instance by instance, until one less breaks them. A fleet keeps them only where it does with each of
+several draws of requests, so that neither the answer nor the frontier is the luck of one.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,142 +127,184 @@ class Found(NamedTuple):
     counts: Ints
     """(r, g)"""
     usd_per_month: float
-    met: Floats
-    """Share of requests by class, the lowest over the losses of a region."""
+    met: list[Floats]
+    """By draw of requests, of the first ones: share of requests by class, the lowest over the losses of a region."""
 
-    def keeps(self, wanted: Floats) -> bool:
-        return bool(np.all(np.isnan(self.met) | (self.met >= wanted)))
+    @property
+    def worst(self) -> Floats:
+        """The lowest share by class over the draws."""
+        return np.asarray(np.fmin.reduce(self.met))
+
+
+def keeps(met: Floats, wanted: Floats | float) -> bool:
+    return bool(np.all(np.isnan(met) | (met >= wanted)))
+
+
+class Point(NamedTuple):
+    """Of the frontier of cost against attainment."""
+
+    attainment: float
+    usd_per_month: float | None
+    """Of the cheapest fleets that were found to have it; None without."""
+    why: str
+    """Why there are none, or why cheaper ones may be."""
+
+
+Asked = tuple[int, Ints]
+"""Number of a draw, and instances (r, g) to be simulated with it."""
 
 
 @dataclass(slots=True)
 class Settled:
-    """What `settle` found; `found` has every simulated fleet by model."""
+    """What `settle` found."""
 
     sought: Sought
-    found: list[list[Found]]
-    runs: int = 0
-    factor: Floats = field(default_factory=lambda: np.zeros(0))
-    """Of the demand, by model: the lowest whose fleet keeps the promises."""
-    tried: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    draws: Sequence[Judge]
+    targets: Sequence[Floats]
+    """Shares by class that are sought one after another: the promises, then the nines."""
+    found: list[dict[bytes, Found]]
+    """Simulated fleets by model."""
+    factor: Floats
+    """Of the demand, by model: the lowest of `FACTORS` whose fleet keeps the promises; the highest where none does."""
+    tried: NDArray[np.bool_]
     """(l, r, g): places of which one less was simulated, and breaks a promise."""
+    done: Ints
+    """Targets that were sought to the end, by model."""
+    runs: int = 0
 
     def cheapest(self, wanted: Floats | float) -> list[Found | None]:
-        """Return the cheapest fleet of each model that keeps *wanted* (by class)."""
+        """Return the cheapest fleet of each model that keeps *wanted* (by class) with every draw."""
         return [
-            min((one for one in of if one.keeps(np.asarray(wanted))), key=lambda one: one.usd_per_month, default=None)
+            min(
+                (one for one in of.values() if len(one.met) == len(self.draws) and keeps(one.worst, wanted)),
+                key=lambda one: one.usd_per_month,
+                default=None,
+            )
             for of in self.found
         ]
 
-    def frontier(self) -> list[tuple[float, float]]:
-        """Return the attainments of `NINES` that some simulated fleet has, and dollars a month."""
+    def frontier(self) -> list[Point]:
+        """Return the cost of each of the nines that were sought."""
         points = []
-        for share in NINES:
-            best = [one.usd_per_month for one in self.cheapest(share) if one is not None]
-            if len(best) == len(self.found):
-                points.append((share, sum(best)))
+        for number, target in enumerate(self.targets[1:], 1):
+            best, sought = self.cheapest(target), self.done > number
+            over = [
+                f"{self.highest(at):.1%} for {self.sought.models[at]}"
+                for at, one in enumerate(best)
+                if one is None and sought[at]
+            ]
+            why = "" if sought.all() else "the time of the check ended first"
+            if over:
+                why = f"fleets for up to {FACTORS[-1]:g} times the demand reach {', '.join(over)}"
+            usd = None if None in best else sum(one.usd_per_month for one in best if one is not None)
+            points.append(Point(float(target[0]), usd, why))
         return points
+
+    def highest(self, at: int) -> float:
+        """Return the highest share of a model's worst class, over its simulated fleets."""
+        return max(float(np.nanmin(one.worst)) for one in self.found[at].values() if one.met)
+
+    def kept(self, at: int, counts: Ints, wanted: Floats) -> Generator[Asked, Floats, bool]:
+        """Simulate *counts* of a model with one draw after another; return whether each keeps *wanted*."""
+        key = counts.tobytes()
+        if key not in self.found[at]:
+            usd = float(self.sought.of(at).usd_per_month(counts[None])[0])
+            self.found[at][key] = Found(counts.copy(), usd, [])
+        met = self.found[at][key].met
+        for draw in range(len(self.draws)):
+            if draw == len(met):
+                met.append((yield draw, counts))
+            if not keeps(met[draw], wanted):
+                return False
+        return True
+
+    def simulated(self, draw: int, counts: Ints) -> Floats:
+        """Simulate *counts* (l, r, g); without each region where their loss is asked about, harder than with all."""
+        worst = np.full((len(counts), self.targets[0].size), np.nan)
+        for region in range(counts.shape[1]) if self.sought.survives_loss else (None,):
+            left = counts.copy()
+            if region is not None:
+                left[:, region, :] = 0
+            self.runs += 1
+            worst = np.fmin(worst, self.draws[draw](left))
+        return worst
 
 
 def settle(
     sought: Sought,
-    judge: Judge,
+    draws: Sequence[Judge],
     wanted: Floats,
     nines: Sequence[float] = NINES,
     late: Callable[[], bool] = lambda: False,
     enter: Callable[[str], None] = lambda phase: None,
 ) -> Settled:
-    """Simulate fleets until the least is known that keeps *wanted*, the share of requests by class; then, until *late*, the
-    least for each attainment of *nines*. Raise SolverLost.
+    """Simulate fleets, with each of *draws* of requests, until the least is known that keeps *wanted*, the share of requests
+    by class; then, until *late*, the least for each attainment of *nines*. Raise SolverLost.
+
+    Models share no GPUs here, so each is sought by itself, and a simulation has a fleet of each that is not done.
     """
-    settled = Settled(sought, [[] for _ in sought.models], tried=np.zeros(sought.shape, np.bool_))
-    known: dict[bytes, Floats] = {}
-
-    def simulated(counts: Ints) -> Floats:
-        """Simulate *counts*; without each region, where their loss is asked about, which is harder than with all."""
-        worst = np.full((len(sought.models), wanted.size), np.nan)
-        for region in range(sought.shape[1]) if sought.survives_loss else (None,):
-            left = counts.copy()
-            if region is not None:
-                left[:, region, :] = 0
-            if (key := left.tobytes()) not in known:
-                settled.runs += 1
-                known[key] = judge(left)
-            worst = np.fmin(worst, known[key])
-        for of, own, usd, met in zip(settled.found, counts, sought.usd_per_month(counts), worst, strict=True):
-            of.append(Found(own.copy(), float(usd), met))
-        return worst
-
-    enter("Fleets for less and for more demand")
-    settled.factor = _bracket(settled, simulated, wanted, late)
-    enter("One instance less")
-    settled.tried = _trim(settled, simulated, wanted, late)
-    for share in nines:
-        enter(f"{100 * share:g}% attainment")
-        _bracket(settled, simulated, np.full(wanted.size, share), late)
-        _trim(settled, simulated, np.full(wanted.size, share), late)
+    size = len(sought.models)
+    targets = [wanted, *(np.full(wanted.size, share) for share in nines)]
+    phases = ["The promises", *(f"{100 * share:g}% attainment" for share in nines), ""]
+    settled = Settled(
+        sought,
+        draws,
+        targets,
+        found=[{} for _ in sought.models],
+        factor=np.zeros(size),
+        tried=np.zeros(sought.shape, np.bool_),
+        done=np.zeros(size, np.int64),
+    )
+    searches = [_search(settled, at) for at in range(size)]
+    asked = {at: step for at, of in enumerate(searches) if (step := next(of, None)) is not None}
+    while asked and not (late() and settled.factor.all()):
+        enter(phases[int(settled.done.min())])
+        for draw in sorted({draw for draw, _ in asked.values()}):
+            counts = np.zeros(sought.shape, np.int64)
+            own = {at: step for at, step in asked.items() if step[0] == draw}
+            for at, (_, of) in own.items():
+                counts[at] = of
+            met = settled.simulated(draw, counts)
+            for at in own:
+                try:
+                    asked[at] = searches[at].send(met[at])
+                except StopIteration:
+                    del asked[at]
     return settled
 
 
-def _bracket(settled: Settled, simulated: Judge, wanted: Floats, late: Callable[[], bool]) -> Floats:
-    """Return by model the lowest of `FACTORS` whose fleet keeps *wanted*, by bisection; the highest where none does."""
-    last = len(FACTORS) - 1
-    low, high = np.full(len(settled.found), -1), np.full(len(settled.found), last + 1)
-    while (high - low > 1).any() and not (late() and settled.factor.size):
-        middle = np.minimum(np.where(high - low > 1, (low + high) // 2, high), last)
-        met = simulated(least(settled.sought, np.array(FACTORS)[middle]))
-        kept = np.all(np.isnan(met) | (met >= wanted), axis=1)
-        low, high = np.where(kept, low, np.maximum(low, middle)), np.where(kept, np.minimum(high, middle), high)
-    return np.asarray(np.array(FACTORS)[np.minimum(high, last)])
+def _search(settled: Settled, at: int) -> Generator[Asked, Floats, None]:
+    """Seek the least fleet of a model for one target after another."""
+    one, last, fleets = settled.sought.of(at), len(FACTORS) - 1, dict[int, Ints]()
+    for number, wanted in enumerate(settled.targets):
+        low, high = -1, last + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            if middle not in fleets:
+                fleets[middle] = least(one, FACTORS[middle])[0]
+            low, high = (low, middle) if (yield from settled.kept(at, fleets[middle], wanted)) else (middle, high)
+        if not number:
+            settled.factor[at] = FACTORS[min(high, last)]
+        if (best := settled.cheapest(wanted)[at]) is not None:
+            yield from _trim(settled, at, best.counts, wanted, settled.tried[at] if not number else None)
+        settled.done[at] += 1
 
 
-def _trim(settled: Settled, simulated: Judge, wanted: Floats, late: Callable[[], bool]) -> NDArray[np.bool_]:
-    """Take instances away from the cheapest fleets that keep *wanted* while they do; return where one less does not.
-
-    Models share no GPUs here, so one simulation tries a place of each.
-    """
-    sought, best = settled.sought, settled.cheapest(wanted)
-    counts = np.array([np.zeros(sought.shape[1:], np.int64) if one is None else one.counts for one in best])
-    needed, step = np.zeros(counts.shape, np.bool_), np.maximum(1, counts // PARTS)
-    usd = sought.gpus * sought.usd_per_hour
-    while not late():
-        trial, places = counts.copy(), dict[int, tuple[int, ...]]()
-        for at, own in enumerate(counts):
-            if open_places := [tuple(place) for place in np.argwhere((own > 0) & ~needed[at]).tolist()]:
-                places[at] = max(open_places, key=lambda place: (usd[at, place[1]], own[place]))
-                trial[(at, *places[at])] -= min(step[(at, *places[at])], own[places[at]])
-        if not places:
-            break
-        met = simulated(trial)
-        for at, place in places.items():
-            where = (at, *place)
-            if np.all(np.isnan(met[at]) | (met[at] >= wanted)):
-                counts[at] = trial[at]
-            elif step[where] > 1:
-                step[where] //= 2
-            else:
-                needed[where] = True
-    return needed
-
-
-def confirm(sought: Sought, counts: Ints, judge: Judge, wanted: Floats, rounds: int = 12) -> tuple[Ints, Floats]:
-    """Add instances to *counts* until *judge*, with other requests, finds *wanted* kept, at most *rounds* times; return them
-    and what it found.
-    """
-    rate: Any = np.where(sought.capability_tokens_per_s > 0, sought.capability_tokens_per_s, np.nan)
-    for left in range(rounds, -1, -1):
-        met = judge(counts)
-        if sought.survives_loss:
-            for lost in range(sought.shape[1]):
-                without = counts.copy()
-                without[:, lost, :] = 0
-                met = np.fmin(met, judge(without))
-        missing = np.flatnonzero(~np.all(np.isnan(met) | (met >= wanted), axis=1))
-        if not missing.size or not left:
-            break
-        counts = counts.copy()
-        for at in missing:
-            usd = np.where(counts[at].any(axis=0), sought.gpus[at] * sought.usd_per_hour / rate[at], np.inf)
-            served = (counts[at] * np.nan_to_num(rate[at])).sum(axis=1)
-            region = int(np.argmin(served / np.maximum(sought.demand_tokens_per_s[at], 1e-9)))
-            counts[at, region, int(np.nanargmin(usd))] += 1
-    return counts, met
+def _trim(
+    settled: Settled, at: int, counts: Ints, wanted: Floats, tried: NDArray[np.bool_] | None
+) -> Generator[Asked, Floats, None]:
+    """Take instances of a model away from *counts* while they keep *wanted*; mark in *tried* where one less does not."""
+    counts, needed, step = counts.copy(), np.zeros(counts.shape, np.bool_), np.maximum(1, counts // PARTS)
+    usd = settled.sought.gpus[at] * settled.sought.usd_per_hour
+    while places := [tuple(place) for place in np.argwhere((counts > 0) & ~needed).tolist()]:
+        place = max(places, key=lambda place: (usd[place[1]], counts[place]))
+        trial = counts.copy()
+        trial[place] -= min(step[place], counts[place])
+        if (yield from settled.kept(at, trial, wanted)):
+            counts = trial
+        elif step[place] > 1:
+            step[place] //= 2
+        else:
+            needed[place] = True
+            if tried is not None:
+                tried[place] = True

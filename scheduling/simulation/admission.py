@@ -28,7 +28,6 @@ class JudgedArrivals:
         """Decide on the request of *row*, which has just been queued."""
         world, own = self.fleet.simulation.world, int(self.fleet.requests.slo_class[row])
         world.arrivals.judged[row] = 0
-        self.waits.refresh()
         verdict = self.control.judge(row)
         if self.fleet.requests.slo_class[row] != own:
             self.asked_class[row] = own

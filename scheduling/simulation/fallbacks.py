@@ -40,13 +40,7 @@ class SimulatedFallbacks:
 
     def queued(self, row: int) -> bool:
         """Whether the fallback serves the request of *row*, which has just been queued: it is queued there then."""
-        if self.fleet.slot(row) < 0 or self.fleet.fallback_of(row) is None:
-            return False
-        self.waits.refresh()
-        served = self.control.serve_late(row)
-        if not served and (estimate := self.waits.control.estimates.get(row)) is not None and estimate.wait is not None:
-            self.simulation.world.expected_wait_s[row] = estimate.wait.mean_s
-        return served
+        return self.fleet.slot(row) >= 0 and self.control.serve_late(row)
 
     def sweep(self, endpoint: int) -> None:
         """Decide on all requests that wait for *endpoint*, in order."""
@@ -54,7 +48,8 @@ class SimulatedFallbacks:
         self.simulation.control(source=int(world.run_state["sweep_node"][0]))
         self.waits.refresh()
         for row in world.held[in_order(world.waiting, endpoint)].tolist():
-            self.control.serve_late(row)
+            if self.control.serve_late(row):
+                self.waits.refresh()  # an instance may have room for it, and teach of that wait
 
     def failed(self, row: int) -> bool:
         """Whether the fallback serves the request of *row*, whose instance failed before its first token."""

@@ -290,14 +290,19 @@ class SimulatedFleet:
         if holding is not None and arrivals.held[row] & HELD:
             holding.hold(row, endpoint)
         else:
-            self.simulation.control(endpoint, row)
+            self._queue_again(row, endpoint)
 
     def fall_back(self, row: int, endpoint: int, rule: ModelRule) -> None:
         if self.slot(row) >= 0:
             self._withdraw(row)
         self.become(row, rule)
         self.requests.judged[row] = 0
+        self._queue_again(row, endpoint)
+
+    def _queue_again(self, row: int, endpoint: int) -> None:
+        """Queue *row* at *endpoint*: what decided on that estimates its wait, not the door."""
         self.simulation.control(endpoint, row)
+        self.simulation.world.run_state["at_door"] = NONE
 
     def become(self, row: int, rule: ModelRule) -> None:
         """Make the request of *row* one of the fallback of its model, by *rule*."""
@@ -405,9 +410,8 @@ class SimulatedFleet:
             return Swap(float(life.sleep_s), float(life.local_weights_s))
         in_memory = bool(life.in_memory)
         if state != State.ASLEEP:
-            group: Any = lives.groups[life.swap_group]
-            level = sleep_level(float(life.weights_bytes), float(group.held_bytes), float(group.memory_bytes))
-            in_memory = level == IN_MEMORY
+            memory_bytes = float(lives.groups["memory_bytes"][life.swap_group])
+            in_memory = sleep_level(lives.instances, instance, memory_bytes) == IN_MEMORY
         return Swap(float(life.sleep_s), float(life.wake_s if in_memory else life.reload_s))
 
     def pump(self, endpoint: int) -> None:

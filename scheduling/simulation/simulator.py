@@ -109,6 +109,8 @@ class Simulation:
         """Judge of promises, where any class has them judged."""
         self.fallbacks = SimulatedFallbacks(self.waits) if cluster.fallbacks and self.waits else None
         """Fallbacks of models, where any has one."""
+        waits_s = [each.wait_s for each in cluster.fallbacks.values()]
+        self._run_state.estimates = judges or any(each is not None for each in waits_s)
         self.reordered_s = 0.0  # when the global scheduler acted last
         may_hold = judges and not all(terms.interactive for terms in cluster.classes)
         self.holding = HeldArrivals(self.bound, state) if may_hold or (requests.held & HELD).any() else None
@@ -193,11 +195,7 @@ class Simulation:
             elif reason == loop.DRAINED:
                 self.lives.settle(int(self._run_state.called_instance))
             elif reason == loop.DOOR:
-                request, self._run_state.at_door = int(self._run_state.at_door), NONE
-                if self.fallbacks is not None and self.fallbacks.queued(request):
-                    continue
-                if self.admission is not None and self.requests.judged[request]:
-                    self.admission.judge(request)
+                self._estimate()
             elif reason == loop.FALL_BACK:
                 self._ask_fallbacks()
             elif reason == loop.SCALE:
@@ -226,6 +224,21 @@ class Simulation:
                 if reason != loop.ALL_DONE and self.now_s < np.inf:
                     self.control()
                 return bool(reason == loop.ALL_DONE)
+
+    def _estimate(self) -> None:
+        """Estimate the wait of the request at the door, if any, and decide whether it stays and on which terms."""
+        request, self._run_state.at_door = int(self._run_state.at_door), NONE
+        if request == NONE or self.waits is None:
+            return
+        self.waits.refresh()
+        if self.fallbacks is not None and self.fallbacks.queued(request):
+            return
+        if self.world.outcomes["attempts"][request] > 0:
+            return
+        if self.admission is not None and self.requests.judged[request]:
+            self.admission.judge(request)
+        else:
+            self.waits.control.estimated(request)
 
     def _arrive(self, request: int) -> None:
         """Let *request* arrive: one of an application run, or one for which fallbacks were asked."""
@@ -352,6 +365,8 @@ class Simulation:
         """
         self._check_instance(instance, *(state for state in State if state not in (*OUT_OF_ORDER, State.EMPTY)))
         lasts_s = self._repair_s(repair_s)
+        if self.waits is not None:
+            self.waits.refresh()
         again, lent = 0, self.fleet.endpoint[instance] != self.endpoint_of(instance)
         grouped = lent or self.waiting.groups.limit[self.fleet.endpoint[instance]] > 0
         self.make_room(int(self.fleet.running[instance]))
@@ -370,6 +385,7 @@ class Simulation:
                 self.world.kept_tokens[request] += emitted_tokens
             if may and self.control(request=request) >= 0:
                 again += 1
+                self._estimate()
             else:
                 self.world.outcomes[request]["state"] = Outcome.FAILED
                 if self.requests.run[request if self.requests.run.size > 1 else 0] >= 0:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from scheduling.control.waits import Waits
-from scheduling.simulation.cluster.world import DONE, FAILED, REFUSED, RUNNING
+from scheduling.simulation.cluster.world import DONE, FAILED, REFUSED, RUNNING, WAITING
 from scheduling.simulation.engine.state import GIVEN
 from scheduling.simulation.simulated_fleet import SimulatedFleet
 from scheduling.simulation.state.placing import Fork
@@ -21,8 +21,6 @@ class SimulatedWaits:
         """When the queue manager released a request that waits: it began to wait at an endpoint then."""
         self._learned = np.zeros(fleet.requests.count, np.bool_)
         self._oldest = self._given = self._ended = 0
-        self._begun = np.zeros(0, np.int64)
-        """By slot: sequence number of the request that was counted."""
 
     def resume(self, fork: Fork) -> None:
         """Continue with what the fleet of *fork* had learned."""
@@ -35,14 +33,12 @@ class SimulatedWaits:
         fleet = self.fleet
         fleet.simulation.control()
         self._learn()
-        waiting, held = fleet.waiting, fleet.simulation.world.held
-        if self._begun.size < waiting.key.size:
-            more = waiting.key.size - self._begun.size
-            self._begun = np.concatenate([self._begun, np.full(more, -1, np.int64)])
-        fresh = (waiting.position >= 0) & (self._begun != waiting.sequence)
-        for slot in np.flatnonzero(fresh).tolist():
-            self.control.begin(int(held[slot]), slot)
-            self._begun[slot] = waiting.sequence[slot]
+        self.control.make_room()
+        waiting, world = fleet.waiting, fleet.simulation.world
+        fresh = np.flatnonzero((waiting.position >= 0) & (self.control.counted != waiting.sequence))
+        for slot in fresh[np.argsort(waiting.sequence[fresh])].tolist():
+            row = int(world.held[slot])
+            self.control.begin(row, slot, again=bool(world.outcomes["attempts"][row] > 0))
 
     def released(self, row: int) -> None:
         """Estimate the wait of the request of *row*, which the queue manager has just released."""
@@ -66,9 +62,10 @@ class SimulatedWaits:
         control = self.control
         rows = np.array(list(control.estimates), np.int64)
         state, queue_s = outcomes["state"][rows], outcomes["queue_s"][rows]
-        for row in rows[(state == REFUSED) | (state == FAILED)].tolist():
+        failed = outcomes["attempts"][rows] - outcomes["evictions"][rows] > 1
+        was_placed = (state != WAITING) & np.isfinite(queue_s)
+        for row in rows[(state == REFUSED) | (state == FAILED) | was_placed & failed].tolist():
             control.forget(row)
-        was_placed = np.isfinite(queue_s)
         rows = rows[was_placed]
         placed_s = queue_s[was_placed] + requests.arrival_s[rows]
         for at in np.argsort(placed_s).tolist():

@@ -136,7 +136,7 @@ def courses_of(scenario: Scenario) -> list[Course]:
         model, held = fleet.models[requests.model[row]], int(requests.held[row])
         blocks = tuple(scenario.blocks[row]) if scenario.blocks else ()
         size = fleet.instances[0].engine.block_size_tokens
-        terms = fleet.classes[requests.slo_class[row]] if fleet.classes else ClassTerms(str(requests.priority[row]))
+        terms = fleet.classes[requests.slo_class[row]] if fleet.classes else ClassTerms(str(requests.slo_class[row]))
         lower = next((each for each in fleet.classes if each.slo_class == terms.degrades_to), None)
         fallback = fleet.fallbacks.get(model)
         pools, origin = model in fleet.pooling, fleet.origins[requests.region[row]]

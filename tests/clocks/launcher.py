@@ -7,7 +7,9 @@ import numpy as np
 
 from controlplane.dispatch.live_fleet.inventory import SwapGroupSpec, SwapMemberSpec
 from controlplane.fleet.lifecycle.states import InstanceState
+from scheduling.compiled import uncompiled
 from scheduling.control.swaps import Swaps
+from scheduling.fleet.sleep_level import IN_MEMORY, Member, count_swap, sleep_level
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.lifecycle import SPOT_SPREAD
 from scheduling.simulation.cluster.world import State
@@ -40,7 +42,10 @@ class Launcher:
         self.changes: list[tuple[float, int, State]] = []
         self.random = np.random.default_rng(seed)
         self.shares = [number for number, spec in enumerate(cluster.instances) if spec.sharing is not None]
+        self.members = [Member(spec.sharing.weights_bytes if spec.sharing else 0.0) for spec in cluster.instances]
         if self.shares:
+            for number in self.shares:
+                self.members[number].in_memory = self.states[number] == State.ASLEEP and self._keeps(number)
             fleet.swap_groups = self.groups
             self.swaps = Swaps(fleet.dispatcher.fleet, fleet.dispatcher.prewarming.control.early)
             fleet.on_tick.append(self._swap)
@@ -70,7 +75,6 @@ class Launcher:
         self._drain(number, (State.EMPTY, NEVER))
 
     def sleep(self, number: int) -> None:
-        sharing = self.cluster.instances[number].sharing
         sharing = self.cluster.instances[number].sharing
         lasts_s = SLEEP_S if sharing is None else sharing.sleep_s
         self._drain(number, (State.FALLING_ASLEEP, lasts_s), (State.ASLEEP, NEVER))
@@ -117,6 +121,10 @@ class Launcher:
         """Have an instance pass through states, each with its duration."""
         (state, lasts_s), lent = first, self.states[number] == State.SPOT
         self._note(number, state)
+        if state != State.ASLEEP:
+            self.members[number].in_memory = False
+        if state == State.FALLING_ASLEEP and number in self.shares:
+            self.members[number].in_memory = self._keeps(number)
         engine = self.fleet.servers[number].engine
         if state not in (State.READY, State.DRAINING, State.RECLAIMING):
             self.fleet.servers[number].engine = Engine(engine.config)
@@ -155,10 +163,18 @@ class Launcher:
     def _holder(self) -> int | None:
         return next((each for each in self.shares if self.states[each] not in WITHOUT_GPUS), None)
 
+    def _keeps(self, number: int) -> bool:
+        """Whether its weights stay in CPU memory when it sleeps."""
+        memory_bytes = float(self.cluster.instances[number].sharing.memory_bytes)
+        return uncompiled(sleep_level)(self.members, number, memory_bytes) == IN_MEMORY
+
     def _load_s(self, number: int) -> float:
         """Return how long it takes to come up: a stopped instance starts."""
-        stopped = self.states[number] == State.EMPTY
-        return self.delays.local_weights_s if stopped else self.cluster.instances[number].sharing.wake_s
+        if self.states[number] == State.EMPTY:
+            return self.delays.local_weights_s
+        asleep, sharing = self.states[number] == State.ASLEEP, self.cluster.instances[number].sharing
+        warm = self.members[number].in_memory if asleep else self._keeps(number)
+        return sharing.wake_s if warm else sharing.reload_s
 
     def _member(self, number: int) -> SwapMemberSpec:
         spec, holder, load_s = self.cluster.instances[number], self._holder(), self._load_s(number)
@@ -174,5 +190,6 @@ class Launcher:
             self.sleep(self._holder())
 
     def _take_gpus(self, number: int) -> None:
-        state = State.LOADING if self.states[number] == State.EMPTY else State.WAKING
-        self._pass(number, (state, self._load_s(number)), (State.READY, NEVER))
+        state, load_s = State.LOADING if self.states[number] == State.EMPTY else State.WAKING, self._load_s(number)
+        uncompiled(count_swap)(self.members, number)
+        self._pass(number, (state, load_s), (State.READY, NEVER))

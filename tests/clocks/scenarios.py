@@ -93,7 +93,7 @@ class Draft:
 
     def done(self) -> Scenario:
         defaults = {"ordering_stretch": 0.7, "queue_bound": 40}
-        of_model = dict(zip("mn", self.policies, strict=False))
+        of_model = dict(zip("mno", self.policies, strict=False))
         policies = {(spec.model, spec.region): EndpointPolicy(**defaults | of_model[spec.model]) for spec in self.specs}
         cluster = Cluster(self.specs, policies=policies, sweeps=True, **self.options)
         blocks = self.more.get("blocks")
@@ -334,7 +334,7 @@ def shared_gpus(
     draft.policy(queue_bound=10_000, ordering_stretch=100.0)
     draft.options["delays"] = Delays(local_weights_s=6.0)
     arrival_s = [random.uniform(0.0, for_s, random.poisson(rate * for_s)) for rate in per_s]
-    model = np.repeat([0, 1], [each.size for each in arrival_s])
+    model = np.repeat(np.arange(len(per_s)), [each.size for each in arrival_s])
     order = np.argsort(np.concatenate(arrival_s))
     model, count = model[order], order.size
     draft.arrival_s, draft.count = np.concatenate(arrival_s)[order], count
@@ -345,6 +345,27 @@ def shared_gpus(
         "model": model,
         "deadline_s": np.where(random.random(count) < 0.9, np.array(due_s)[model], inf),
     }
+
+
+def short_memory(draft: Draft) -> None:
+    """A third model is needed more often than the second, which has the CPU memory at first: room for one's weights."""
+    shared_gpus(draft, (0.2, 0.02, 0.2), (20.0, 60.0, 20.0), 300.0)
+    first, second = draft.specs
+    draft.specs = [
+        replace(each, model=model, sharing=Sharing("pair", 0.4, 1.0, 3.0, 1.0, 1.0))
+        for each, model in ((first, "m"), (second, "n"), (second, "o"))
+    ]
+
+
+def woken_from_memory(both: Both, instance: int) -> int:
+    """Return how often *instance* woke in less than two seconds."""
+    changes = both.result.changes
+    times_s = {
+        of: changes["time_s"][(changes["instance"] == instance) & (changes[of] == State.WAKING)]
+        for of in ("before", "after")
+    }
+    ended = times_s["before"]
+    return int((ended - times_s["after"][: ended.size] < 2.0).sum())
 
 
 def stopped_model(draft: Draft) -> None:
@@ -430,9 +451,9 @@ def many_runs(draft: Draft) -> None:
 
 
 def classes_of_runs(draft: Draft) -> None:
-    """Each tenant's calls are of one class: groups are made of those."""
+    """Each tenant's calls are of one class, so groups are: due so soon that some would be late in the order they came."""
     tenant = draft.columns["tenant"]
-    classes = ((0, 3.0, inf), (1, inf, 30.0), (2, inf, inf))
+    classes = ((0, 1.0, inf), (1, inf, 8.0), (2, inf, inf))
     priority, due_s, end_s = (np.array(column)[tenant] for column in zip(*classes, strict=True))
     draft.columns |= {"priority": priority, "deadline_s": due_s, "end_s": end_s}
 
@@ -546,6 +567,7 @@ FEATURES = {
     ),
     "lives": Feature(lives, lambda both: len({after for *_, after in both.result.changes.tolist()}) >= 8),
     "shared GPUs": Feature(shared_gpus, lambda both: both.counters["swaps"] >= 3),
+    "short memory": Feature(short_memory, lambda both: woken_from_memory(both, 2) > 0),
     "stopped model": Feature(stopped_model, lambda both: State.LOADING in both.result.changes["after"]),
     "groups": Feature(lambda draft: None, lambda both: both.counters["reorderings"] > 0),
     "runs": Feature(runs, lambda both: bool(np.isfinite(both.result.runs.ended_s).all())),

@@ -19,14 +19,14 @@ def test_a_question_is_posted_and_wrong_ones_come_back_with_a_sentence_at_the_fi
     client.force_login(operator)
     page = client.get("/capacity/").content.decode()
     assert "Which GPUs will the coming months need?" in page
-    assert 'name="gpus-b200-180gb"' in page
+    assert 'name="gpus.b200-180gb"' in page
     posted = {"growth": "percent", "percent": "12", "months": "3", "reserved": "55", "spot": "40",
-              "promises-interactive-chosen": "on", "promises-interactive-ttft_ms": "800",
-              "promises-interactive-percentile": "99", "gpus-a100-80gb-chosen": "on", "gpus-a100-80gb": "1.35"}  # fmt: skip
-    wrong = client.post("/capacity/", posted | {"gpus-b200-180gb-chosen": "on", "months": "99"})
+              "promises.interactive.chosen": "on", "promises.interactive.ttft_ms": "800",
+              "promises.interactive.percentile": "99", "gpus.a100-80gb.chosen": "on", "gpus.a100-80gb": "1.35"}  # fmt: skip
+    wrong = client.post("/capacity/", posted | {"gpus.b200-180gb.chosen": "on", "months": "99"})
     assert wrong.status_code == 422
     assert "less than or equal to 60" in wrong.content.decode()
-    wrong = client.post("/capacity/", posted | {"gpus-b200-180gb-chosen": "on"}).content.decode()
+    wrong = client.post("/capacity/", posted | {"gpus.b200-180gb.chosen": "on"}).content.decode()
     assert "No price is kept for it: say what one costs an hour." in wrong
     answer = client.post("/capacity/", posted)
     row = CapacityPlan.objects.get()
@@ -42,7 +42,17 @@ def test_the_answer_its_file_and_rest_have_the_same_numbers(client, viewer, depl
     row = capacity_rows.done()
     client.force_login(viewer)
     page = client.get(f"/capacity/{row.pk}/").content.decode()
-    for shown in ("$5,110", "2 to buy", "2027-01-29", "97.0", "estimated", "does not fit 8", "$2,555"):
+    for shown in (
+        "$5,110",
+        "2 to buy",
+        "2027-01-29",
+        "97.0",
+        "estimated",
+        "does not fit 8",
+        "$2,555",
+        "at most</span> $7,665",
+        "Fleets for up to 3 times the demand reach 99.2% for",
+    ):
         assert shown in page, shown
     file = client.get(f"/capacity/{row.pk}/fleet.toml")
     assert 'gpu_type = "h200-141gb"' in file.content.decode()
@@ -62,7 +72,7 @@ def test_a_plan_is_asked_for_by_rest(client, viewer, operator, deployment, slo_c
     status, made = ask({"months": 3})
     assert (status, made["question"]["months"], CapacityPlan.objects.get().pk) == (202, 3, made["id"])
     status, refused = ask({"gpus": {"none": 1.0}})
-    assert (status, refused["error"]["field"]) == (422, "gpus-none")
+    assert (status, refused["error"]["field"]) == (422, "gpus.none")
 
 
 def test_a_plan_in_progress_shows_its_phase_and_is_drawn_anew_with_its_first_answer(deployment, slo_class, operator):

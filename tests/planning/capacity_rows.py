@@ -27,7 +27,11 @@ def done(**question: Any) -> CapacityPlan:
         "gpus": [place | costs | {"needed": 2, "have": 0, "buy": 2, "spot_assumed": True}],
         "check": {"holds": True, "simulations": 40, "one_less_tried": 1, "shares": [
             {"model": "llama-3.1-8b", "slo_class": "interactive", "met_ratio": 0.97, "target_ratio": 0.95, "holds": True}]},
-        "frontier": [{"attainment": 0.9, "usd_per_month": 5110.0}, {"attainment": 0.99, "usd_per_month": 7665.0}],
+        "frontier": [
+            {"attainment": 0.9, "usd_per_month": 5110.0, "why": ""},
+            {"attainment": 0.99, "usd_per_month": 7665.0, "why": "the time of the check ended first"},
+            {"attainment": 0.999, "usd_per_month": None, "why": "fleets for up to 3 times the demand reach 99.2% for llama"},
+        ],
         "scenario": {
             "fleet": [{"model": "llama-3.1-8b", "regions": ["us-east"], "gpu": "h200-141gb", "instances": 2,
                        "kv_tokens": 800_000}],

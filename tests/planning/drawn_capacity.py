@@ -40,6 +40,7 @@ def drawn(seed: int, survives_loss: bool = False) -> tuple[Sought, SimulatedFlee
             per_s = float(random.uniform(2, 12) * (8 / billion) ** 0.5)
             own.prompt += prompts.tolist()
             own.output += outputs.tolist()
+            own.interactive += [True] * outputs.size
             own.tokens_per_s[region] = per_s * float((prompts + outputs).mean())
             rows = [
                 [(AT + timedelta(seconds=at)).isoformat(), row.name, region, chat.name, "acme", int(prompt), int(output),

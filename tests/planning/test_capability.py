@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from controlplane.fleet.models import Deployment, Instance, Model, PerformanceProfile, SloClass
+from controlplane.fleet.models import Deployment, Instance, Model, PerformanceProfile, SloClass, SloKind
 from controlplane.gateway.models import LedgerRow, MinuteRow
 from controlplane.planning.forecasts import demand
 from controlplane.planning.plans import capability, inventory
@@ -86,3 +86,37 @@ def test_a_model_without_output_has_a_capability_of_its_prompts(make_minutes):
     assert one.prompt_tokens_per_s > 100 * one.output_tokens_per_s > 0
     engine = capability.engine_of(Deployment.objects.get(), PerformanceProfile.objects.get())
     assert engine.max_model_len > prompt
+
+
+def test_long_deferred_requests_are_no_broken_promises_and_uncounted_classes_nothing(
+    make_minutes, acme, language_model
+):
+    """A prompt that takes longer than a promise of interactive requests is late only where it is one of them."""
+    Model.objects.update(context_tokens=131_072)
+    SloClass.objects.create(name="batch", kind=SloKind.NON_INTERACTIVE, deadline_s=3600)
+    SloClass.objects.create(name="spare", kind=SloKind.OPPORTUNISTIC)
+    make_minutes(30)
+    LedgerRow.objects.bulk_create(
+        LedgerRow(
+            request_id=f"r{at}",
+            arrived_at=NOW - timedelta(seconds=at + 1),
+            tenant=acme,
+            model=PLACE[0],
+            slo_class=("interactive", "batch", "spare")[at % 3],
+            streamed=True,
+            outcome="done",
+            status_code=200,
+            prompt_tokens=(1000, 60_000, 9)[at % 3],
+            output_tokens=(100, 100, 90_000)[at % 3],
+        )
+        for at in range(60)
+    )
+    of_kind = {}
+    for kind in (SloKind.NON_INTERACTIVE, SloKind.INTERACTIVE):
+        SloClass.objects.filter(name="batch").update(kind=kind)
+        capability._simulated.clear()
+        of_kind[kind] = measured()
+    assert of_kind[SloKind.NON_INTERACTIVE].out_of_reach == 0.0
+    assert of_kind[SloKind.INTERACTIVE].out_of_reach == 0.5
+    for one in of_kind.values():
+        assert one.prompt_tokens_per_s == pytest.approx(305 * one.output_tokens_per_s)

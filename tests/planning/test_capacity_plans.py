@@ -39,10 +39,10 @@ def asked_of(deployment, make_request):  # noqa: F811
         ({"months": 99}, "months", "less than or equal to 60"),
         ({"growth": "curve"}, "curve", "at least one month"),
         ({"growth": "curve", "curve": "1, 1.1\n2, much"}, "curve", "Line 2 is '2, much'"),
-        ({"gpus": {"abacus": 1.0}}, "gpus-abacus", "Nothing is known of this GPU type"),
-        ({"gpus": {"b200-180gb": None}}, "gpus-b200-180gb", "No price is kept"),
+        ({"gpus": {"abacus": 1.0}}, "gpus.abacus", "Nothing is known of this GPU type"),
+        ({"gpus": {"b200-180gb": None}}, "gpus.b200-180gb", "No price is kept"),
         ({"promises": {"gold": {}}}, "promises", "there is no SLO class"),
-        ({"promises": {"interactive": {"ttft_ms": 0}}}, "promises-interactive-ttft_ms", "greater than 0"),
+        ({"promises": {"interactive": {"ttft_ms": 0}}}, "promises.interactive.ttft_ms", "greater than 0"),
         ({"survives_loss": True}, "survives_loss", "There is one region"),
         ({"reserved": 2}, "reserved", "less than or equal to 1"),
         ({"grows": 2}, "grows", "not permitted"),
@@ -69,7 +69,12 @@ def test_a_worker_answers_with_a_fleet_that_the_simulator_found_to_keep_its_prom
     month = answer["usd_per_month"]
     assert month["on_demand"] == pytest.approx(sum(one["usd_per_month"] for one in answer["fleet"]))
     assert month["reserved"] == pytest.approx(0.6 * month["on_demand"], abs=0.01)
-    assert answer["frontier"] == sorted(answer["frontier"], key=lambda one: one["usd_per_month"])
+    points = answer["frontier"]
+    assert [one["attainment"] for one in points] == [0.9, 0.95, 0.99, 0.999]
+    usd = [one["usd_per_month"] for one in points if one["usd_per_month"] is not None]
+    assert usd == sorted(usd)
+    assert points[1]["usd_per_month"] == month["on_demand"], "the promise is 95%: one fleet for both"
+    assert all(one["why"] for one in points if one["usd_per_month"] is None)
     assert answer["buy_by"]["known"]
     working.work(row.pk)  # a message that came twice
     assert CapacityPlan.objects.get().ended_at == row.ended_at

@@ -8,6 +8,7 @@ from controlplane.simulation import capabilities
 from scheduling.queueing.promises import Promise
 from tests.scheduling.planning.test_simulated_capability import ENGINE
 
+ALL = np.ones(20, np.bool_).tobytes()
 PROMPTS, OUTPUTS = np.full(20, 100, np.int32).tobytes(), np.full(20, 20, np.int32).tobytes()
 REST = Promise(ttft_s=2.0), 95.0
 
@@ -25,6 +26,6 @@ def test_a_capability_is_measured_once_for_the_same_inputs(monkeypatch):
             (replace(ENGINE, max_num_seqs=7), PROMPTS, OUTPUTS, 1.0),
             (ENGINE, OUTPUTS, PROMPTS, 1.0),
         ):
-            assert capabilities.measured(engine, prompts, outputs, *REST, cv, 2, 1.1)["cv"] == cv
+            assert capabilities.measured(engine, prompts, outputs, ALL, *REST, cv, 2, 1.1)["cv"] == cv
     assert len(made) == 4
     capabilities.measured.cache_clear()

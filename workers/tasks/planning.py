@@ -19,7 +19,8 @@ from django.utils import timezone
 from controlplane.jobs.schedule import look_s
 from controlplane.jobs.services import recorded
 from controlplane.planning.forecasts import services as forecasts
-from controlplane.planning.models import Forecast, PlanStatus, ScalingPlan
+from controlplane.planning.models import Forecast, PlanStatus, ProjectedFleet, ScalingPlan
+from controlplane.planning.plans import projected
 from controlplane.planning.plans import services as plans
 from controlplane.simulation.whatif import working
 from controlplane.tuning.selectors import tuned
@@ -60,6 +61,14 @@ def fit_forecasters() -> int:
     """Fit the forecasters that are slow to fit, when due; return how many were fitted."""
     with only_one(LONG_WORK) as free:
         return forecasts.fit_forecasters(timezone.now(), requested_work_waits) if free else 0
+
+
+@app.task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)
+def project_fleet() -> int:
+    """Project the fleet of the week ahead, when due; return how many projections were made."""
+    with only_one("projection") as free:
+        now, newest = timezone.now(), ProjectedFleet.objects.values_list("made_at", flat=True).first()
+        return len(projected.make(now)) if free and due(newest, projected.EVERY_S, now) else 0
 
 
 def prune_planning() -> int:

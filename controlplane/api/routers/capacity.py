@@ -32,7 +32,7 @@ class CapacityPlanOut(RowSchema):
 class CapacityPlanDetail(CapacityPlanOut):
     answer: dict[str, Any]
     """Empty until the first answer, which comes before its check: `fleet`, `gpus`, `usd_per_month`, `offers`, then `check`,
-    `frontier` and `buy_by`."""
+    `frontier` (a point without `usd_per_month` says `why`) and `buy_by`."""
 
 
 class RegionLossOut(Described):

@@ -89,8 +89,10 @@ def demand_chart(outlook: Outlook, model: str, region: str, size: str) -> Chart:
         steps: Settings = {"name": "capacity", "line": {"shape": "hv"}}
         series.append(Series("capacity", y, ("s2", "solid"), x, layer=2, more=steps))
     if outlook.planned and series:
-        ends = [now, starts[-1] + length]
-        series.append(Series("capacity as planned", [outlook.planned] * 2, ("s2", "dot"), ends, layer=2))
+        ahead = [(now, outlook.planned), *((timezone.localtime(at), value) for at, value in outlook.projected)]
+        x, y = zip(*ahead, (starts[-1] + length, ahead[-1][1]), strict=True)
+        name = "capacity, projected" if outlook.projected else "capacity as planned"
+        series.append(Series(name, y, ("s2", "dot"), x, layer=2, more={"line": {"shape": "hv"}}))
     if outlook.scheduled:
         x, y = zip(*((timezone.localtime(at), value) for at, value in outlook.scheduled), strict=True)
         steps = {"line": {"shape": "hv"}, "hovertemplate": f"%{{y:{digits}}}"}

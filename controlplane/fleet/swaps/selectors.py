@@ -1,15 +1,20 @@
-"""Reads of swap groups: members, the awake instance, and times of a swap."""
+"""Reads of swap groups: members, the awake instance, times of a swap, and where weights go."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from django.db.models import QuerySet
 
 from controlplane.fleet.lifecycle.start_times import MedianTime
-from controlplane.fleet.lifecycle.states import AWAKE
+from controlplane.fleet.lifecycle.states import AWAKE, InstanceState
 from controlplane.fleet.models import Instance, Swap, SwapGroup, SwapState, Tier
-from controlplane.fleet.swaps.services import sleep_level
 from controlplane.fleet.swaps.times import SwapTimes, read
+from scheduling.compiled import uncompiled
+from scheduling.fleet import sleep_level
 
+COUNTED = 200
+"""Newest swaps of a group by which its members are ranked; the last of them weighs 2% of the first."""
 LAST = 5
 """Swaps of a group that are shown."""
 NOTHING = MedianTime(0.0)
@@ -88,25 +93,48 @@ def statuses(model: str = "", region: str = "", name: str = "") -> list[GroupSta
     return [
         GroupStatus(
             group,
-            _members(members.get(group.pk, []), times),
+            _members(group, members.get(group.pk, []), times),
             list(group.swaps.select_related("instance", "gave_way")[:LAST]),
         )
         for group in groups
     ]
 
 
-def _members(rows: list[Instance], times: SwapTimes) -> list[Member]:
-    awake = next((row for row in rows if row.state in AWAKE), None)
-    sleeps_to = {row.pk: Tier.CPU if sleep_level(row) == 1 else Tier.STORAGE for row in rows}
-    sleep = NOTHING if awake is None else times.sleep(awake.deployment, sleeps_to[awake.pk])
+def sleeps_to(group: SwapGroup, rows: Sequence[Instance]) -> dict[int, Tier]:
+    """Return the tier to which each of *rows*, the members of *group*, would sleep now."""
+    members = [
+        sleep_level.Member(
+            float(row.deployment.model.weights_bytes),
+            in_memory=row.state == InstanceState.SLEEPING and row.tier == Tier.CPU,
+        )
+        for row in rows
+    ]
+    numbers = {row.pk: at for at, row in enumerate(rows)}
+    for made in reversed(group.swaps.exclude(ended_at=None).values_list("instance", flat=True)[:COUNTED]):
+        if made in numbers:
+            uncompiled(sleep_level.count_swap)(members, numbers[made])
+    memory_bytes, level_of = (
+        group.cpu_memory_bytes,
+        uncompiled(sleep_level.sleep_level),
+    )  # a page must not wait for Numba
+    levels = (level_of(members, at, math.inf if memory_bytes is None else memory_bytes) for at in range(len(rows)))
+    return {
+        row.pk: Tier.CPU if level == sleep_level.IN_MEMORY else Tier.STORAGE
+        for row, level in zip(rows, levels, strict=True)
+    }
+
+
+def _members(group: SwapGroup, rows: list[Instance], times: SwapTimes) -> list[Member]:
+    awake, sleeps = next((row for row in rows if row.state in AWAKE), None), sleeps_to(group, rows)
+    sleep = NOTHING if awake is None else times.sleep(awake.deployment, sleeps[awake.pk])
     return [
         Member(
             row,
             row.tier,
             sleep,
             times.load(row.deployment, row.tier),
-            times.sleep(row.deployment, sleeps_to[row.pk]),
-            times.load(row.deployment, sleeps_to[row.pk] if row.state in AWAKE else row.tier),
+            times.sleep(row.deployment, sleeps[row.pk]),
+            times.load(row.deployment, sleeps[row.pk] if row.state in AWAKE else row.tier),
         )
         for row in rows
     ]

@@ -8,7 +8,6 @@ hang until it wakes.
 """
 
 from django.db import transaction
-from django.db.models import Q, Sum
 from django.utils import timezone
 
 from controlplane.accounts.models import User
@@ -28,6 +27,8 @@ from controlplane.fleet.models import (
     SwapState,
     Tier,
 )
+from controlplane.fleet.swaps.selectors import sleeps_to
+from scheduling.fleet.sleep_level import DISCARDED, IN_MEMORY
 
 S = InstanceState
 ACTOR = "swap"
@@ -121,19 +122,6 @@ def advance(swap: Swap) -> Swap:
     return row
 
 
-def sleep_level(instance: Instance) -> int:
-    """Return vLLM's sleep level for *instance*, by the CPU memory that its group leaves."""
-    from scheduling.compiled import uncompiled
-    from scheduling.fleet.sleep_level import sleep_level
-
-    level, group = uncompiled(sleep_level), instance.swap_group  # a page must not wait for Numba
-    if group is None or group.cpu_memory_bytes is None:
-        return level(0.0, 0.0, 0.0)
-    asleep = group.instances.filter(~Q(sleep_level=2), state=S.SLEEPING).exclude(pk=instance.pk)
-    held_bytes = asleep.aggregate(held=Sum("deployment__model__weights_bytes"))["held"] or 0
-    return level(float(instance.deployment.model.weights_bytes), float(held_bytes), float(group.cpu_memory_bytes))
-
-
 def _put_to_sleep(swap: Swap, awake: Instance) -> str:
     """Make the next move for *awake* to leave the GPUs. Return what is waited for."""
     swap.gave_way = awake
@@ -152,8 +140,9 @@ def _put_to_sleep(swap: Swap, awake: Instance) -> str:
     if tries >= SLEEP_TRIES:
         _end(swap, SwapState.FAILED, f"{awake.name} cannot be put to sleep: {_error_of(awake, CommandVerb.SLEEP)}")
         return swap.message
-    level = sleep_level(awake)
-    swap.sleep_tier = Tier.CPU if level == 1 else Tier.STORAGE
+    members = swap.group.instances.select_related("deployment__model")
+    swap.sleep_tier = sleeps_to(swap.group, list(members))[awake.pk]
+    level = IN_MEMORY if swap.sleep_tier == Tier.CPU else DISCARDED
     services.sleep(awake, ACTOR, f"{swap}: {swap.reason}"[:255], level)
     return f"{awake.name} finishes what it runs, then sleeps."
 

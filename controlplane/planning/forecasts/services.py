@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from django.conf import settings
+from numpy.typing import NDArray
 
 from controlplane.events.models import Event, Severity
 from controlplane.events.services import record
@@ -85,24 +86,44 @@ def by_hour(model: str, region: str, now: datetime, hours: int) -> list[selector
     It is of the sum alone, and not stored; empty before two days are known. The seasonal naive forecast keeps the shape of a
     day for a week, in 0.05 s; that of plans (`BEST`) is flat from the fourth day on, after 3 s.
     """
-    from forecasting.workload import Series
-    from forecasting.workload.forecaster import Naive
-
     until = demand.window_start(now, HOUR_S)
     starts = selectors.grid(until - timedelta(days=tuned().FORECAST_HISTORY_DAYS), until, HOUR_S)
     rates = selectors.demand(model, region, demand.TOKENS, starts, HOUR_S, demand.EVERY_CLASS)
     known = np.array(rates, np.float64)
     if np.isfinite(known).sum() < LEAST_HOURS:
         return []
-    first = int(np.isfinite(known).argmax())
-    forecaster, calendar = Naive(), _calendar(region) if region else None
-    forecaster.fit(Series(starts[first].timestamp(), float(HOUR_S), known[first:], f"{model} {region}", calendar))
-    made = forecaster.predict(hours)
+    made = _ahead(known, starts[0], f"{model} {region}", region, hours)
     bands = zip(made.mean, made.lower_80, made.upper_80, made.lower_95, made.upper_95, strict=True)
     return [
         selectors.ForecastWindow(until + at * timedelta(seconds=HOUR_S), *map(float, values))
         for at, values in enumerate(bands)
     ]
+
+
+def endpoints_by_hour(now: datetime, hours: int) -> "dict[demand.Endpoint, list[Predicted]]":
+    """Forecast prompt and output tokens of interactive classes of each endpoint for *hours*, as `by_hour` and from the same
+    hour on; endpoints of which less than two days are known are left out.
+    """
+    until = demand.window_start(now, HOUR_S)
+    known = demand.read(until - timedelta(days=tuned().FORECAST_HISTORY_DAYS), until, HOUR_S)
+    made = {}
+    for endpoint in demand.endpoints():
+        series = [known.of(endpoint, quantity) for quantity in Quantity]
+        if np.isfinite(series).all(axis=0).sum() >= LEAST_HOURS:
+            name, region = " ".join(endpoint), endpoint[1]
+            made[endpoint] = [_ahead(each, known.start, name, region, hours) for each in series]
+    return made
+
+
+def _ahead(known: NDArray[np.float64], start: datetime, name: str, region: str, hours: int) -> "Predicted":
+    """Forecast the next *hours* of the series *known* by hour from *start*."""
+    from forecasting.workload import Series
+    from forecasting.workload.forecaster import Naive
+
+    first = int(np.isfinite(known).argmax())
+    forecaster, calendar = Naive(), _calendar(region) if region else None
+    forecaster.fit(Series(start.timestamp() + first * HOUR_S, float(HOUR_S), known[first:], name, calendar))
+    return forecaster.predict(hours)
 
 
 def _known(now: datetime) -> demand.DemandSeries:

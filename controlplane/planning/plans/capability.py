@@ -81,8 +81,8 @@ def by_profile(
     """Return capability by simulating the profile of *deployment* under the strictest interactive promise; None without a
     profile.
 
-    Lengths are sampled from the newest requests, else all are *prompt_tokens* and *output_tokens*. Measured again when
-    the mean lengths change by a tenth or *cv* by a quarter.
+    Lengths are those of the newest requests of the classes that plans count, else all are *prompt_tokens* and
+    *output_tokens*. Measured again when the mean lengths change by a tenth or *cv* by a quarter.
     """
     from scheduling.planning.simulated_capability import simulated_capability
 
@@ -100,12 +100,16 @@ def by_profile(
         )
         if not deployment.model.pools:
             done = done.filter(output_tokens__gt=0)
-        pairs = list(done.order_by("-arrived_at").values_list("prompt_tokens", "output_tokens")[:PAIRS])
-        prompts, outputs = np.array(pairs or [(round(prompt_tokens), round(output_tokens))]).T
-        outputs = np.maximum(
-            outputs, 1
-        )  # a sequence without output ends with its prefill, as one of a single token does
-        _simulated[key] = simulated_capability(engine, prompts, outputs, promise, percentile=percentile, cv=steps[2])
+        kinds = dict(SloClass.objects.values_list("name", "kind"))
+        uncounted = [name for name, kind in kinds.items() if kind == SloKind.OPPORTUNISTIC]
+        columns = "prompt_tokens", "output_tokens", "slo_class"
+        rows = done.exclude(slo_class__in=uncounted).order_by("-arrived_at").values_list(*columns)[:PAIRS]
+        prompts, outputs, names = zip(*rows, strict=True) if rows else ([prompt_tokens], [output_tokens], [""])
+        # A sequence without output ends with its prefill, as one of a single token does.
+        lengths = np.round(prompts).astype(np.int64), np.maximum(np.round(outputs), 1).astype(np.int64)
+        interactive = [kinds.get(name) != SloKind.NON_INTERACTIVE for name in names]
+        of = {"interactive": interactive, "percentile": percentile, "cv": steps[2]}
+        _simulated[key] = simulated_capability(engine, *lengths, promise, **of)
     return _simulated[key]
 
 

@@ -4,12 +4,13 @@ import time
 from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from controlplane.fleet import places
 from controlplane.fleet.lifecycle import start_times
 from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
-from controlplane.fleet.models import Deployment, Instance, Node
+from controlplane.fleet.models import Deployment, Instance, Maintenance, Node, Region
 from controlplane.fleet.selectors import schedules
 from controlplane.fleet.weights import remote
 from scheduling.scaling.schedule import EARLY_S
@@ -61,8 +62,14 @@ class Fleet:
         return PlannedFleet(deployments, self.units)
 
 
-def read(models: Set[str] | None = None) -> Fleet:
-    """Read the fleet of *models* (names; None: all), without GPUs held by other models."""
+def read(models: Set[str] | None = None, at: datetime | None = None) -> Fleet:
+    """Read the fleet of *models* (names; None: all), without GPUs held by other models.
+
+    As of *at* (None: now) are the scheduled minimums, and places in maintenance, which then hold nothing.
+    """
+    windows = list(Maintenance.objects.open().filter(from_at__lte=at).select_related("node", "region")) if at else []
+    shut = {one.place for one in windows if at and one.until > at}
+    lifted = {one.place for one in windows if one.cordon} - shut
     rows = Deployment.objects.filter(active=True, model__active=True, region__active=True)
     if models is not None:
         rows = rows.filter(model__name__in=models)
@@ -72,12 +79,15 @@ def read(models: Set[str] | None = None) -> Fleet:
     }
     bounds = places.bounds(deployments.values())
     for row in deployments.values():  # adjusted for planning only, never saved
-        row.min_instances, row.max_instances = (0, 0) if row.region.dark_since else bounds[row.pk]
-    starts = start_times.read()
+        if row.region.dark_since or row.region in shut:
+            row.min_instances, row.max_instances = 0, 0
+        elif not any(row.region in (place, getattr(place, "region", None)) for place in lifted):
+            row.min_instances, row.max_instances = bounds[row.pk]
+    starts, at_s = start_times.read(), at.timestamp() if at else time.time()
     for endpoint, schedule in schedules().items():
         own = [(row, place) for place, row in deployments.items() if place[:2] == endpoint]
         ahead_s = max((starts.of(place[0], place[2]).p95_s for _, place in own), default=0.0)
-        more = schedule.minimum(time.time(), ahead_s + EARLY_S) - sum(row.min_instances for row, _ in own)
+        more = schedule.minimum(at_s, ahead_s + EARLY_S) - sum(row.min_instances for row, _ in own)
         for row, _ in own:
             added = max(0, min(more, row.max_instances - row.min_instances))
             row.min_instances, more = row.min_instances + added, more - added
@@ -86,6 +96,8 @@ def read(models: Set[str] | None = None) -> Fleet:
     taken: Counter[tuple[str, str]] = Counter()  # by unplanned instances
     planned: Counter[tuple[str, str]] = Counter()
     there = Instance.objects.exclude(state=InstanceState.STOPPED).filter(deployment__region__dark_since=None)
+    there = there.exclude(deployment__region__in=[place for place in shut if isinstance(place, Region)])
+    there = there.exclude(node__in=[place for place in shut if isinstance(place, Node)])
     instances = there.values_list(  # what is in a dark region serves nothing: its load is planned elsewhere
         "deployment__model__name",
         "deployment__region__name",
@@ -109,7 +121,10 @@ def read(models: Set[str] | None = None) -> Fleet:
             taken[region, gpu_type] += gpus  # draining instances free their GPUs soon
     units: Counter[tuple[str, str]] = Counter()
     for machine in Node.objects.filter(active=True).select_related("region", "gpu_type"):
-        units[machine.region.name, machine.gpu_type.name] += places.plannable_gpus(machine)
+        for own in (machine, machine.region):
+            own.cordoned = "" if own in lifted else own.cordoned
+        usable = places.plannable_gpus(machine) if not shut & {machine, machine.region} else 0
+        units[machine.region.name, machine.gpu_type.name] += usable
     free = {place: max(count - taken[place], planned[place]) for place, count in units.items()}
     return Fleet(
         deployments,

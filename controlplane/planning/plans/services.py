@@ -216,7 +216,7 @@ def due(now: datetime, early_s: float, late_share: float) -> set[str] | None:
     Empty when no model is planned. A new policy is due at once. *early_s* before its time still counts as due;
     *late_share* of a period is waited beyond it. A model without a plan is retried when others are planned.
     """
-    policies, settings = list(_policies().values()), plan_settings()
+    policies, settings = list(policies_in_force().values()), plan_settings()
     planned = ScalingPlan.objects.exclude(strategy=WHAT_IF).order_by()
     newest = dict(planned.values_list("model").annotate(Max("made_at")))
     last = max(newest.values(), default=None)
@@ -229,7 +229,7 @@ def due(now: datetime, early_s: float, late_share: float) -> set[str] | None:
     return models if models or not policies else None
 
 
-def _policies() -> dict[str, ScalingPolicy]:
+def policies_in_force() -> dict[str, ScalingPolicy]:
     """Return the policies that are not off, by model."""
     return {row.model.name: row for row in ScalingPolicy.objects.exclude(mode=PolicyMode.OFF).select_related("model")}
 
@@ -239,7 +239,7 @@ def make_plans(now: datetime, models: Set[str] | None = None) -> list[ScalingPla
 
     Raises whatever the solver raises; plans in force then stay until they expire.
     """
-    policies = {name: row for name, row in _policies().items() if models is None or name in models}
+    policies = {name: row for name, row in policies_in_force().items() if models is None or name in models}
     inputs, loads = read_inputs(now, {name: row.strategy for name, row in policies.items()}), load_now.read(now)
     if inputs is None:
         return []

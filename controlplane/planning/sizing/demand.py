@@ -35,6 +35,7 @@ class OfModel:
     """By region of the callers."""
     prompt: list[int] = field(default_factory=list)
     output: list[int] = field(default_factory=list)
+    interactive: list[bool] = field(default_factory=list)
     cv: float = POISSON_CV
     classes: set[str] = field(default_factory=set)
 
@@ -80,6 +81,7 @@ def read(question: Question, now: datetime) -> Demand:
         own.tokens_per_s[place[1]] += level
         own.prompt += lengths[:, 0].astype(int).tolist()
         own.output += np.maximum(lengths[:, 1], 1).astype(int).tolist()
+        own.interactive += [kinds[row[CLASS]] == SloKind.INTERACTIVE for row in rows]
         own.classes |= {row[CLASS] for row in rows}
         if place in recent.requests:
             own.cv = max(own.cv, recent.arrival_cv(place))

@@ -148,7 +148,8 @@ def offer(
         return alone_s <= promise.itl_s, rough_requests_per_s(engine, *lengths) / option[0].tensor_parallel
 
     row, profile = max(options, key=rough)
-    able = _measured(engine_of(row, profile), prompt.tobytes(), output.tobytes(), promise, percentile)
+    columns = prompt, output, np.array(of_model.interactive[-PAIRS:], np.bool_)
+    able = _measured(engine_of(row, profile), *(each.tobytes() for each in columns), promise, percentile)
     tokens_per_s = able.at(float(prompt.sum() / max(1, prompt.sum() + output.sum())))
     why_not = f"{able.out_of_reach:.0%} of requests miss their promise on an idle one" if able.out_of_reach else ""
     return Offer(
@@ -157,6 +158,9 @@ def offer(
 
 
 @lru_cache(maxsize=512)
-def _measured(engine: EngineConfig, prompt: bytes, output: bytes, promise: Promise, percentile: float) -> Capability:
+def _measured(
+    engine: EngineConfig, prompt: bytes, output: bytes, interactive: bytes, promise: Promise, percentile: float
+) -> Capability:
     lengths = np.frombuffer(prompt, np.int64), np.frombuffer(output, np.int64)
-    return simulated_capability(engine, *lengths, promise, percentile=percentile, sizes=SIZES, most_requests=REQUESTS)
+    of = {"interactive": np.frombuffer(interactive, np.bool_), "percentile": percentile}
+    return simulated_capability(engine, *lengths, promise, **of, sizes=SIZES, most_requests=REQUESTS)

@@ -91,12 +91,12 @@ def curve_of(text: str) -> list[float]:
 
 
 def problems_of(error: Any) -> dict[str, str]:
-    """Return what is wrong with a question, by field, in sentences; *error* is pydantic's."""
+    """Return what is wrong with a question, by field such as `gpus.b200-180gb`, in sentences; *error* is pydantic's."""
     said: dict[str, str] = {}
     for each in error.errors(include_url=False):
         message = str(each["msg"]).removeprefix("Value error, ")
         place = [str(step) for step in each["loc"]]
         if not place and ": " in message:
             place, message = [message.partition(": ")[0]], message.partition(": ")[2]
-        said.setdefault("-".join(place), f"{message[:1].upper()}{message[1:].rstrip('.')}.")
+        said.setdefault(".".join(place), f"{message[:1].upper()}{message[1:].rstrip('.')}.")
     return said

@@ -27,9 +27,9 @@ def gpu_types(wanted: Mapping[str, float | None]) -> Types:
     for name, usd in (wanted or dict.fromkeys(sorted(set(used) & rows.keys()))).items():
         row, facts = rows.get(name), facts_of(name)
         if row is None and facts is None:
-            raise ValueError(f"gpus-{name}: nothing is known of this GPU type: add it with its memory, or leave it out")
+            raise ValueError(f"gpus.{name}: nothing is known of this GPU type: add it with its memory, or leave it out")
         if row is None and usd is None:
-            raise ValueError(f"gpus-{name}: no price is kept for it: say what one costs an hour")
+            raise ValueError(f"gpus.{name}: no price is kept for it: say what one costs an hour")
         if row is None and facts is not None:
             row = GpuType(name=name, title=facts.title, memory_bytes=facts.memory_bytes)
         assert row is not None

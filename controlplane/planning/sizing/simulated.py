@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +17,7 @@ from controlplane.simulation.running import simulate
 from controlplane.simulation.selectors import ledger_rows
 from controlplane.simulation.whatif.arrivals import RECENT, drawn
 from controlplane.simulation.whatif.twin_errors import SCALED_BY
-from scheduling.planning.sizing import Sought
+from scheduling.planning.sizing import Judge, Sought
 from scheduling.queueing.release_rule import AT_ONCE
 from scheduling.simulation.measures.results import kept
 from scheduling.simulation.scenario import Scenario
@@ -30,8 +30,8 @@ GRACE_S: Final = 300.0
 """After the last arrival, for requests to end."""
 PACE: Final = 10
 """Deferred work must end within this part of the simulated time: it has to keep pace with its arrival."""
-FIRST, OTHER = (1, 2), (3, 4)
-"""Seeds of the requests by which a fleet is found, and of those by which it is checked."""
+SEEDS: Final = ((1, 2), (3, 4))
+"""Of the draws of requests, with each of which a fleet must keep its promises."""
 AT_PEAK: Final[Values] = {"niw": {"by": AT_ONCE}, "ordering": "priority"}
 """Instead of the live policies: demand is level, so nothing is held for later; and queues are short where promises are kept,
 while the order of long ones is slow to simulate.
@@ -58,13 +58,12 @@ class SimulatedFleet:
         """Return the share of requests that must keep their promise, by class."""
         return np.array([row.percentile / 100.0 for row in self.classes.values()])
 
-    def first(self, counts: NDArray[np.int64]) -> NDArray[np.float64]:
-        return self._judged(counts, FIRST)
+    @cached_property
+    def draws(self) -> list[Judge]:
+        """Return the judge of each draw of requests."""
+        return [partial(self._judged, seeds) for seeds in SEEDS]
 
-    def other(self, counts: NDArray[np.int64]) -> NDArray[np.float64]:
-        return self._judged(counts, OTHER)
-
-    def _judged(self, counts: NDArray[np.int64], seeds: Sequence[int]) -> NDArray[np.float64]:
+    def _judged(self, seeds: Sequence[int], counts: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the share of requests whose promise was kept, by model and class, over *seeds*; NaN without any."""
         models, names = self.sought.models, list(self.classes)
         sums = np.zeros((2, len(models), len(names)))

@@ -20,9 +20,9 @@ from controlplane.planning.sizing.selectors import Types, classes_of, gpu_types
 from controlplane.planning.sizing.simulated import SimulatedFleet, present_scenario
 from scheduling.planning.advisor import Demand, EndpointDemand, with_reserve
 from scheduling.planning.programme import SolverLost
-from scheduling.planning.sizing import HOURS_A_MONTH, Settled, Sought, carried, confirm, least, settle
+from scheduling.planning.sizing import HOURS_A_MONTH, Settled, Sought, carried, least, settle
 
-CHECK_S: Final = 20.0
+CHECK_S: Final = 26.0
 """Time for the search by simulation, which begins with the least fleet for the promises themselves."""
 ANYWHERE: Final = 1e-6
 """Share of a region's demand that it must serve itself, where the question is what all GPUs together carry."""
@@ -70,22 +70,24 @@ def _answer(row: CapacityPlan) -> None:
     rows.update(answer=answer, phase="Simulating", progress=0.05)
 
     def enter(phase: str) -> None:
-        rows.update(phase=phase, progress=min(0.95, (time.monotonic() - began_s) / (CHECK_S + 5)))
+        rows.update(phase=phase, progress=min(0.95, (time.monotonic() - began_s) / CHECK_S))
 
     fleet = SimulatedFleet(sought, by_place, demand, classes, present)
     ends_s = began_s + CHECK_S
-    settled = settle(sought, fleet.first, fleet.wanted, late=lambda: time.monotonic() > ends_s, enter=enter)
-    counts = np.array([
-        (of[-1] if best is None else best).counts
-        for best, of in zip(settled.cheapest(fleet.wanted), settled.found, strict=True)
-    ])  # fmt: skip
-    enter("Other requests")
-    counts, met = confirm(sought, counts, fleet.other, fleet.wanted)
+    settled = settle(sought, fleet.draws, fleet.wanted, late=lambda: time.monotonic() > ends_s, enter=enter)
+    best = [
+        max((each for each in of.values() if each.met), key=lambda each: each.usd_per_month) if one is None else one
+        for one, of in zip(settled.cheapest(fleet.wanted), settled.found, strict=True)
+    ]
+    counts = np.array([one.counts for one in best])
     answer |= _priced(question, sought, by_place, counts, types)
     scenario = fleet.values(counts)
     answer["scenario"] = {name: scenario[name] for name in ("fleet", "profiles", "gpus")}
-    answer["check"] = _found(settled, fleet, met)
-    answer["frontier"] = [{"attainment": share, "usd_per_month": round(usd, 2)} for share, usd in settled.frontier()]
+    answer["check"] = _found(settled, fleet, np.array([one.worst for one in best]))
+    answer["frontier"] = [
+        one._asdict() | {"usd_per_month": None if one.usd_per_month is None else round(one.usd_per_month, 2)}
+        for one in settled.frontier()
+    ]
     answer["buy_by"] = _buy_by(question, sought, settled, demand, types, table, now)
     answer["took_s"] = round(time.monotonic() - began_s, 1)
     rows.update(answer=answer, state=CapacityState.DONE, phase="", progress=1.0, ended_at=timezone.now())
@@ -193,7 +195,7 @@ def _priced(
 
 
 def _found(settled: Settled, fleet: SimulatedFleet, met: NDArray[np.float64]) -> dict[str, Any]:
-    """Return what the simulator found of the fleet, with requests that it was not found by."""
+    """Return what the simulator found of the fleet: *met*, the lowest share over the draws of requests."""
     shares = [
         {"model": model, "slo_class": name, "met_ratio": round(float(met[i, c]), 4), "target_ratio": float(fleet.wanted[c]),
          "holds": bool(met[i, c] >= fleet.wanted[c])}

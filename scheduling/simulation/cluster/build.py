@@ -142,7 +142,6 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
         kept_tokens=np.zeros(count if lends else 1, np.int32),
         **_fallbacks(cluster),
         may_fall_back=(requests.adapter < 0).astype(np.uint8) if cluster.fallbacks else np.zeros(1, np.uint8),
-        expected_wait_s=np.zeros(count if cluster.fallbacks else 1),
         standings=np.zeros((count if in_runs else 1, 5)),
         ended_in_runs=np.zeros(max(1, in_runs), np.int64),
         lives=_lives(cluster),
@@ -243,7 +242,7 @@ def _swap_groups(cluster: Cluster, instances: NDArray[np.void]) -> NDArray[np.vo
     groups["target"] = -1
     instances["swap_group"] = -1
     life: Any
-    for life, spec in zip(instances, cluster.instances, strict=True):
+    for at, (life, spec) in enumerate(zip(instances, cluster.instances, strict=True)):
         if (sharing := spec.sharing) is None:
             continue
         life.swap_group = names.index(sharing.group)
@@ -252,9 +251,7 @@ def _swap_groups(cluster: Cluster, instances: NDArray[np.void]) -> NDArray[np.vo
         group: Any = groups[life.swap_group]
         group.memory_bytes = sharing.memory_bytes
         if spec.state == State.ASLEEP:
-            level = sleep_level(sharing.weights_bytes, float(group.held_bytes), float(group.memory_bytes))
-            life.in_memory = level == IN_MEMORY
-            group.held_bytes += life.in_memory * sharing.weights_bytes
+            life.in_memory = sleep_level(instances, at, float(group.memory_bytes)) == IN_MEMORY
     return groups
 
 

@@ -216,8 +216,8 @@ def is_taken(world: World, endpoint: int) -> bool:
 
 
 @compiled_internal
-def wait_for_fallback(world: World, endpoint: int, now_s: float) -> bool:
-    """Whether any request that waits for *endpoint* waits too long for its model, or nothing serves that any longer."""
+def wait_for_fallback(world: World, endpoint: int) -> bool:
+    """Whether a request that waits for *endpoint* may wait too long for its model, or nothing serves that any longer."""
     if world.fallback.size == 0 or base_of(world, endpoint) != endpoint:
         return False
     model, waiting, serves = int(world.policies[endpoint].model), world.waiting, False
@@ -226,13 +226,12 @@ def wait_for_fallback(world: World, endpoint: int, now_s: float) -> bool:
     first, last, _ = candidates_of(world, model, int(world.policies[endpoint].region), False)
     for at in range(first, last):
         serves = serves or world.engines.totals[world.candidates[at]].open > 0
-    most_s = float(world.fallback_wait_s[model])
+    serves = serves and world.fallback_wait_s[model] == math.inf
     for at in range(waiting.size[endpoint]):
         slot = int(waiting.heap[endpoint, at])
         request = int(world.held[slot])
-        wait_s = max(now_s - world.arrivals.arrival_s[request], world.expected_wait_s[request])
         bound = column(world.arrivals.region, request) >= world.run_state[0].regions  # what serves may not serve it
-        if (bound or not serves or wait_s > most_s) and may_fall_back(world, request):
+        if (bound or not serves) and may_fall_back(world, request):
             return True
     return False
 

@@ -63,7 +63,7 @@ FULL: Final = 2  # the waiting set, a log or the delays drawn ahead have to grow
 SCALE: Final = 3  # the reactive trigger wants an instance that has another model: called_endpoint
 DRAINED: Final = 4  # called_instance is drained and moves to another endpoint
 STEP: Final = 6  # requests of application runs have ended: ended_in_runs
-DOOR: Final = 5  # request at_door waits, and its promise has to be judged
+DOOR: Final = 5  # request at_door waits: it is estimated for how long, and its promise judged
 FALL_BACK: Final = 7  # fallbacks of models may serve may_fall_back, or requests that wait at the endpoint of a sweep
 
 TIME: Final = -3
@@ -200,12 +200,14 @@ def _join(world: World, request: int, endpoint: int, now_s: float, source: int) 
         expect_end(world, request, endpoint)
         arm(world, now_s)
     pump(world, endpoint, now_s, source)
-    outcome = world.outcomes[request]
-    judged = column(world.arrivals.judged, request) != 0 or (
-        may_fall_back(world, request) and world.fallback_wait_s[column(world.arrivals.model, request)] < math.inf
-    )
-    judged = judged and column(world.arrivals.held, request) & HELD == 0
-    if judged and outcome.state == WAITING and outcome.attempts == 0:
+    if column(world.arrivals.held, request) & HELD == 0:
+        _come_to_door(world, request)
+
+
+@compiled_inline
+def _come_to_door(world: World, request: int) -> None:
+    """Let the caller estimate the wait of *request*, which was queued, where it does and an instance had no room."""
+    if world.run_state[0].estimates != 0 and world.outcomes[request].state == WAITING:
         world.run_state[0].at_door = request
 
 
@@ -249,6 +251,7 @@ def _end_iteration(world: World, instance: int, now_s: float) -> int:
                 arm(world, now_s)
             if endpoint >= 0:
                 pump(world, endpoint, now_s, instance)
+                _come_to_door(world, evicted)
     set_time(world.events, instance, begin(engines, instance, now_s, world.outcomes))
     update_growth_totals(world.fleet, engines, instance)
     life = world.lives.instances[instance]

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from scheduling.compiled import compiled_inline, compiled_internal
 from scheduling.fleet.arrays import assign_endpoint
-from scheduling.fleet.sleep_level import IN_MEMORY, sleep_level
+from scheduling.fleet.sleep_level import IN_MEMORY, count_swap, sleep_level
 from scheduling.queueing.groups import NEXT_NUMBER
 from scheduling.queueing.swapping.sharing import COMES, LEAVES, STAYS, WAITS, note_phase
 from scheduling.queueing.virtual_queues import reassign
@@ -107,11 +107,8 @@ def _pass_gpus(world: World, instance: int, before: int, after: int, now_s: floa
     life = world.lives.instances[instance]
     group = world.lives.groups[life.swap_group]
     if after == FALLING_ASLEEP:
-        level = sleep_level(float(life.weights_bytes), float(group.held_bytes), float(group.memory_bytes))
-        life.in_memory = level == IN_MEMORY
-        group.held_bytes += life.in_memory * life.weights_bytes
-    elif life.in_memory != 0 and after != ASLEEP:
-        group.held_bytes -= life.weights_bytes
+        life.in_memory = sleep_level(world.lives.instances, instance, float(group.memory_bytes)) == IN_MEMORY
+    elif after != ASLEEP:
         life.in_memory = 0
     if group.target == instance:
         group.target = NONE
@@ -124,6 +121,7 @@ def _pass_gpus(world: World, instance: int, before: int, after: int, now_s: floa
             note_phase(world.waiting.groups, int(group.target), STAYS, 0.0)
             group.target = NONE
     if after in (WAKING, LOADING):
+        count_swap(world.lives.instances, instance)
         note_phase(world.waiting.groups, instance, COMES, now_s + lasts_s)
     elif after not in (DRAINING, FALLING_ASLEEP):
         note_phase(world.waiting.groups, instance, STAYS, 0.0)

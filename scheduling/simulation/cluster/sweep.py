@@ -187,7 +187,7 @@ def sweep(world: World, now_s: float, source: int) -> int:
         _keep_groups(world)
     while run_state.sweeping < world.policies.size:
         endpoint = int(run_state.sweeping)
-        if run_state.swept_fallbacks == 0 and wait_for_fallback(world, endpoint, now_s):
+        if run_state.swept_fallbacks == 0 and wait_for_fallback(world, endpoint):
             run_state.swept_fallbacks = 1
             return TO_FALL_BACK
         _expire(world, endpoint, now_s)

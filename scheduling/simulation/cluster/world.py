@@ -115,7 +115,8 @@ RUN_STATE = record(
         ("max_instances", np.int64),
         ("called_endpoint", np.int64),  # what the caller must handle: an endpoint that scales out,
         ("called_instance", np.int64),  # or an instance that is to move
-        ("at_door", np.int64),  # a request that has just been queued, to be judged by the caller; -1 for none
+        ("at_door", np.int64),  # a request that waits since just now, to be judged by the caller; -1 for none
+        ("estimates", np.uint8),  # whether the caller estimates the wait of every request that begins to wait
         (
             "may_fall_back",
             np.int64,
@@ -192,6 +193,7 @@ LIFE = record(
         ("reload_s", np.float64),  # and with them only in storage
         ("weights_bytes", np.float64),
         ("in_memory", np.uint8),  # whether its weights are in CPU memory while it sleeps
+        ("swaps", np.float64),  # to it, the older ones counting less
     ]
 )
 """State of one instance, and the decisions pending for it."""
@@ -199,8 +201,7 @@ LIFE = record(
 SWAP_GROUP = record(
     [
         ("target", np.int32),  # wakes once the awake one sleeps; -1 for none
-        ("memory_bytes", np.float64),  # CPU memory for weights of sleeping instances,
-        ("held_bytes", np.float64),  # and the part in use
+        ("memory_bytes", np.float64),  # CPU memory for weights of sleeping instances
         ("swaps", np.int64),
     ]
 )
@@ -300,8 +301,6 @@ class World(NamedTuple):
     """By model: the longest wait before it serves; infinity: however long."""
     may_fall_back: NDArray[np.uint8]
     """By request: whether the fallback of its model may still serve it; one element where no model has one."""
-    expected_wait_s: NDArray[np.float64]
-    """By request: its wait as estimated when it came, 0 if it was not; one element where no model has a fallback."""
     standings: NDArray[np.float64]
     """requests x 5: where the run of each stood when it came (`ordering.Standing`); one row without runs."""
     ended_in_runs: NDArray[np.int64]

@@ -29,7 +29,6 @@ from scheduling.fleet.state import (
     GroupsState,
     HeldRequest,
     InstanceState,
-    RequestState,
     RunningRequest,
     WaitingRequest,
 )
@@ -192,7 +191,6 @@ class _Placing:
                 outcome.attempts = one.attempts
             if world.fallback.size:
                 world.may_fall_back[row] &= one.falls_back
-                world.expected_wait_s[row] = _expected_wait_s(one)
 
     def _life(self, seen: InstanceState, place: int) -> None:
         fleet, life, sharing = self.world.fleet, self.world.lives.instances[place], self.fork.cluster.instances[place]
@@ -477,12 +475,6 @@ class _Placing:
         arrays.free[: free.size] = free
         arrays.counters[FREE_GROUPS], arrays.counters[NEXT_NUMBER] = free.size, groups.next_number
         arrays.counters[KNOWN_CLASSES] = len(groups.classes)
-
-
-def _expected_wait_s(one: RequestState) -> float:
-    """Return the wait of a request as first estimated; 0 while the pace of its model was not known."""
-    estimate = one.waits.estimate if isinstance(one, WaitingRequest) and one.waits is not None else None
-    return 0.0 if estimate is None or estimate.wait is None else estimate.wait.mean_s
 
 
 def _ends_s(seen: InstanceState) -> float:

@@ -21,15 +21,24 @@ SLEEP_S, WAKE_S = 1.0, 2.0
 SWAP_S = SLEEP_S + WAKE_S
 
 
-def simulated(per_s, slo_s, *, seed, by_queue=True, ordering="qlm", alternating=False):
-    """Run two models with *per_s* requests per second, due within *slo_s*; return
-    outcomes, which were in time, and swaps. With *alternating* they come one by one, evenly.
+PAIR = (Sharing("pair", SLEEP_S, WAKE_S, 20.0, 1.0),) * 2
+
+
+def simulated(
+    per_s, slo_s, *, seed, by_queue=True, ordering="qlm", alternating=False, sharing=PAIR, swapping=Swapping, for_s=FOR_S,
+    later_per_s=None,
+):  # fmt: skip
+    """Run models with *per_s* requests per second, *later_per_s* in the second half, due within *slo_s*; return outcomes,
+    which were in time, and swaps. With *alternating* those of two models come one by one, evenly.
     """
     random = np.random.default_rng(seed)
-    arrival_s = [random.uniform(0.0, FOR_S, random.poisson(rate * FOR_S)) for rate in per_s]
+    until_s = for_s / 2 if later_per_s else for_s
+    arrival_s = [random.uniform(0.0, until_s, random.poisson(rate * until_s)) for rate in per_s]
+    for at, rate in enumerate(later_per_s or ()):
+        arrival_s[at] = np.append(arrival_s[at], random.uniform(until_s, for_s, random.poisson(rate * until_s)))
     if alternating:
-        arrival_s = [np.arange(number / 2 / rate, FOR_S, 1.0 / rate) for number, rate in enumerate(per_s)]
-    model = np.repeat([0, 1], [each.size for each in arrival_s])
+        arrival_s = [np.arange(number / 2 / rate, for_s, 1.0 / rate) for number, rate in enumerate(per_s)]
+    model = np.repeat(np.arange(len(per_s)), [each.size for each in arrival_s])
     arrival_s = np.concatenate(arrival_s)
     order = np.argsort(arrival_s)
     arrival_s, model = arrival_s[order], model[order]
@@ -39,11 +48,11 @@ def simulated(per_s, slo_s, *, seed, by_queue=True, ordering="qlm", alternating=
         deadline_s=deadline_s,
     )  # fmt: skip
     specs = [
-        instance(name, engine=ENGINE, state=state, sharing=Sharing("pair", SLEEP_S, WAKE_S, 20.0, 1.0))
-        for name, state in (("a", State.READY), ("b", State.ASLEEP))
+        instance(f"m{at}", engine=ENGINE, state=State.ASLEEP if at else State.READY, sharing=each)
+        for at, each in enumerate(sharing)
     ]
     simulation = Simulation(cluster(*specs, ordering=ordering, sweeps=True, swap_by_queue=by_queue), requests)
-    result = simulation.run(Swapping(simulation), EVERY_S, until_s=4 * FOR_S)
+    result = simulation.run(swapping(simulation), EVERY_S, until_s=10 * for_s)
     done = result.outcomes["state"] == Outcome.DONE
     assert done.all(), "somebody was lost"
     return result.outcomes, result.outcomes["ttft_s"] <= deadline_s, int(result.counters["swaps"])

@@ -330,9 +330,6 @@ def test_a_fork_has_fallbacks_and_weights_as_the_fleet(db, wait_s):
     rules = [str(RULES[one["model_rule"]] or "") for one in both.outcomes]
     live = [row.model_rule for row in both.rows]
     assert {"weights", "unavailable"} <= set(live)
-    if wait_s is not None:  # a fleet learns from a wait as it ends, a simulation once a second
-        assert sum(one != other for one, other in zip(rules, live, strict=True)) < 0.02 * len(live)
-        return
     assert rules == live
     both.decided_alike()
 

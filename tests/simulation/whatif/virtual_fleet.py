@@ -216,5 +216,5 @@ def _engine(row: Deployment, spec: inventory.InstanceSpec) -> EngineConfig:
         max_model_len=row.model.context_tokens,
         profile=profile.coefficients(),
         front_end=profile.front_end(),
-        prefix_caching=row.routing_policy == "least_delay",
+        prefix_caching=True,
     )

@@ -42,13 +42,13 @@ class CapacityForm(forms.Form):
         self.slo_classes = [row for row in SloClass.objects.all() if row.promises]
         for row in self.slo_classes:
             usual = row.kind != SloKind.OPPORTUNISTIC
-            self.fields[f"promises-{row.name}-{CHOSEN}"] = forms.BooleanField(
+            self.fields[f"promises.{row.name}.{CHOSEN}"] = forms.BooleanField(
                 required=False, initial=usual, label=row.title
             )
             held = {"ttft_ms": row.ttft_target_ms, "itl_ms": row.itl_target_ms, "e2e_ms": row.e2e_target_ms,
                     "percentile": row.percentile}  # fmt: skip
             for name, label in TARGETS.items():
-                self.fields[f"promises-{row.name}-{name}"] = forms.FloatField(
+                self.fields[f"promises.{row.name}.{name}"] = forms.FloatField(
                     required=False, initial=held[name], label=f"{label} of {row.title}"
                 )
         rows = {row.name: row for row in GpuType.objects.filter(device=Device.GPU)}
@@ -58,8 +58,8 @@ class CapacityForm(forms.Form):
         }
         for name, title in self.gpus.items():
             usd = float(rows[name].on_demand_usd_per_hour) if name in rows else None
-            self.fields[f"gpus-{name}-{CHOSEN}"] = forms.BooleanField(required=False, initial=name in used, label=title)
-            self.fields[f"gpus-{name}"] = forms.FloatField(required=False, initial=usd, label=f"{title}, $ an hour")
+            self.fields[f"gpus.{name}.{CHOSEN}"] = forms.BooleanField(required=False, initial=name in used, label=title)
+            self.fields[f"gpus.{name}"] = forms.FloatField(required=False, initial=usd, label=f"{title}, $ an hour")
 
     def of_growth(self) -> list[BoundField]:
         return [self[name] for name in ("growth", "percent", "months", "curve", "curve_file")]
@@ -69,22 +69,22 @@ class CapacityForm(forms.Form):
 
     def promises(self) -> Iterator[tuple[BoundField, list[BoundField]]]:
         for row in self.slo_classes:
-            own = f"promises-{row.name}-"
+            own = f"promises.{row.name}."
             yield self[f"{own}{CHOSEN}"], [self[f"{own}{name}"] for name in TARGETS]
 
     def prices(self) -> Iterator[tuple[BoundField, BoundField]]:
-        return ((self[f"gpus-{name}-{CHOSEN}"], self[f"gpus-{name}"]) for name in self.gpus)
+        return ((self[f"gpus.{name}.{CHOSEN}"], self[f"gpus.{name}"]) for name in self.gpus)
 
     def question(self) -> dict[str, Any]:
         """Return the question of the valid form, as `services.read` takes it."""
         given = self.cleaned_data
         file = given["curve_file"]
         promises = {
-            row.name: {name: given[f"promises-{row.name}-{name}"] for name in TARGETS}
+            row.name: {name: given[f"promises.{row.name}.{name}"] for name in TARGETS}
             for row in self.slo_classes
-            if given[f"promises-{row.name}-{CHOSEN}"]
+            if given[f"promises.{row.name}.{CHOSEN}"]
         }
-        gpus = {name: given[f"gpus-{name}"] for name in self.gpus if given[f"gpus-{name}-{CHOSEN}"]}
+        gpus = {name: given[f"gpus.{name}"] for name in self.gpus if given[f"gpus.{name}.{CHOSEN}"]}
         return {
             **{name: given[name] for name in ("growth", "percent", "months") if given[name] is not None},
             "curve": file.read(100_000).decode("utf-8", "replace") if file else given["curve"],
@@ -107,11 +107,11 @@ class CapacityForm(forms.Form):
         given = question | {name: round(100 * question[name], 4) for name in ("reserved", "spot")}
         given["curve"] = "\n".join(f"{month}, {factor:g}" for month, factor in enumerate(question["curve"], 1))
         for name, promise in question["promises"].items():
-            given |= {f"promises-{name}-{each}": value for each, value in promise.items() if value is not None}
-        given |= {f"gpus-{name}": usd for name, usd in question["gpus"].items() if usd is not None}
+            given |= {f"promises.{name}.{each}": value for each, value in promise.items() if value is not None}
+        given |= {f"gpus.{name}": usd for name, usd in question["gpus"].items() if usd is not None}
         for kind, names in (("promises", question["promises"]), ("gpus", question["gpus"])):
-            of = {name: name.split("-", 1)[1].removesuffix(f"-{CHOSEN}") in names for name in form.fields
-                  if name.startswith(f"{kind}-") and name.endswith(f"-{CHOSEN}")}  # fmt: skip
+            of = {name: name.split(".", 1)[1].removesuffix(f".{CHOSEN}") in names for name in form.fields
+                  if name.startswith(f"{kind}.") and name.endswith(f".{CHOSEN}")}  # fmt: skip
             given |= of if names else {}
         form.initial = {name: value for name, value in given.items() if name in form.fields}
         return form

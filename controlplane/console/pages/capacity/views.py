@@ -56,8 +56,8 @@ def _shown(answer: dict[str, Any]) -> dict[str, Any]:
     by_place = {(one["model"], one["gpu_type"]): one for one in answer["offers"]}
     frontier = answer.get("frontier", [])
     usd = {one["attainment"]: one["usd_per_month"] for one in frontier}
-    fewer = {0.99: 0.9, 0.999: 0.99}
-    steps = [usd[share] - usd[fewer[share]] if fewer.get(share) in usd else None for share in usd]
+    before = {0.99: usd.get(0.9), 0.999: usd.get(0.99)}
+    steps = [usd[at] - before[at] if None not in (usd[at], before.get(at)) else None for at in usd]
     by_type: dict[tuple[str, str], dict[str, Any]] = {}
     for one in answer["fleet"]:
         row = by_type.setdefault((one["model"], one["gpu_type"]), one | {"gpus": 0, "usd_per_month": 0.0, "counts": {}})
