@@ -93,7 +93,8 @@ def served(ordering, instances):
     arrival_s = np.concatenate([GAP_S * burst + np.sort(random.uniform(0.0, 2.7, count)) for burst in range(BURSTS)])
     requests = make_requests(
         arrival_s, np.full(output.size, 3), output, predicted_tokens=np.full(output.size, 42),
-        priority=np.where(interactive, 0, 5), deadline_s=np.where(interactive, 1.0, 3600.0),
+        priority=np.where(interactive, 0, 5), slo_class=np.where(interactive, 0, 1),
+        deadline_s=np.where(interactive, 1.0, 3600.0),
     )  # fmt: skip
     live, _ = live_fleet(Scenario(fleet, requests), Listening)
     live.run()
