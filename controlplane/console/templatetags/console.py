@@ -54,15 +54,10 @@ def after_colon(label: str) -> str:
 
 
 @register.filter
-def last_part(name: str) -> str:
-    """By what one instance differs from its siblings: `-3` of `llama-east-3`; empty for a name of one part."""
+def ends(name: str) -> tuple[str, str]:
+    """What an instance's name shares with its siblings', and by what it differs: `llama-east` and `-3`."""
     begin, dash, last = name.rpartition("-")
-    return f"{dash}{last}" if begin else ""
-
-
-@register.filter
-def without_end(name: str, end: str) -> str:
-    return name.removesuffix(end)
+    return (begin, dash + last) if begin else (name, "")
 
 
 @register.filter
