@@ -113,7 +113,7 @@ def test_the_page_shows_what_would_change_and_why(reader, two_places, now):
         "epsilon 0.8",
         f'href="{url("scaling")}?plan={plan.pk}"',
         "US West falls 12 tok/s short",
-        "Demand now",
+        "Needed now",
         "Use now",
         "SLO now",
         "Awaiting approval",
@@ -175,7 +175,7 @@ def test_the_dialog_shows_demand_forecast_use_and_slo_of_now(acting, two_places,
     html = page(acting)
     dialog = html[html.index(f'<dialog id="approve-plans-{plan.pk}"') :].split("</dialog>")[0]
     words = " ".join(re.sub("<[^>]+>", "", dialog).split())
-    assert re.search(r"Demand now [\d.,k]+ tok/s: [\d.,k]+ interactive", words)
+    assert re.search(r"Needed now [\d.,k]+ tok/s: [\d.,k]+ interactive", words)
     assert "Forecast 1,000 tok/s: 900 interactive at most, 100 deferred" in words
     assert re.search(r"Use now \d+", words)
     assert words.count("nothing was judged in 10 min") == 1

@@ -30,6 +30,8 @@ def plan(*changes):
         (LoadNow(1000.0, 2100.0), [("a100", 5, 3)], True),
         (LoadNow(2900.0, waiting=Waiting(7, 1e6, 200.0)), [("a100", 5, 3)], True),
         (LoadNow(2900.0, waiting=Waiting(7, 0.0, 0.0, 200.0 * LEAST_LEFT_S)), [("a100", 5, 3)], True),
+        (LoadNow(1000.0, 21_000.0, room=0.1), [("a100", 5, 3)], True),
+        (LoadNow(1000.0, 19_000.0, Waiting(7, 1e6, 900.0), room=0.1), [("a100", 5, 3)], False),
         (LoadNow(9900.0), [("a100", 3, 5)], False),
         (LoadNow(9900.0), [("a100", 3, 3)], False),
         (LoadNow(4900.0), [("a100", 5, 1), ("h100", 0, 2)], False),

@@ -92,4 +92,6 @@ def test_the_newest_projection_is_the_capacity_ahead(days):
     np.testing.assert_allclose([value for _, value in seen.projected], [made[at] * able for at, _ in seen.projected])
     chart = demand_chart(seen, PLACE[0], "", "calendar")
     assert "capacity, projected" in [series.label for series in chart.series]
+    assert chart.table.header[-1] == "Capacity, projected (tok/s)"
+    assert {row[-1] for row in chart.table.rows if row[0] > NOW + timedelta(hours=1)} == {able, 3 * able}
     assert outlook.see(PLACE[0], "", 24, NOW).projected == []

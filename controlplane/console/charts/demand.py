@@ -1,5 +1,6 @@
 """The chart of demand, its forecast with bands, and capacity: the same on every page, of one unit and the same classes."""
 
+from bisect import bisect
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
@@ -98,6 +99,11 @@ def demand_chart(outlook: Outlook, model: str, region: str, size: str) -> Chart:
         steps = {"line": {"shape": "hv"}, "hovertemplate": f"%{{y:{digits}}}"}
         series.append(Series("scheduled minimum", y, ("s3", "dash"), x, layer=2, more=steps))
     columns = [starts, outlook.actual, mean, *(_field(outlook.expected, end) for end in ENDS), outlook.capacity]
+    if outlook.projected:
+        moments = [at for at, _ in outlook.projected]
+        past_of = [bisect(moments, start) for start in outlook.starts]
+        columns.append([outlook.projected[past - 1][1] if past else None for past in past_of])
+    header = HEADER if not outlook.projected else (*HEADER, "Capacity, projected (tok/s)")
     minutes = f"{outlook.window_s // 60} min" if outlook.window_s % 60 == 0 else f"{outlook.window_s} s"
     place = region or ("all regions" if model else "all regions and models that generate")
     short = f"; {unforecast_words(outlook)}" if outlook.unforecast and forecast else ""
@@ -111,7 +117,7 @@ def demand_chart(outlook: Outlook, model: str, region: str, size: str) -> Chart:
         up=AMOUNT.but(tickformat="~g" if small else "~s", hoverformat=digits, nticks=7),
         series=series,
         now=now,
-        table=Table(HEADER, [list(line) for line in zip(*columns, strict=True)]),
+        table=Table(header, [list(line) for line in zip(*columns, strict=True)]),
         empty="" if series else NO_DEMAND,
         size=size,
     )

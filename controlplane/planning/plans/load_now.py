@@ -12,6 +12,7 @@ from controlplane.planning.forecasts.selectors import demand_now
 from controlplane.planning.models import ScalingPlan
 from controlplane.planning.plans import waiting as waiting_work
 from controlplane.planning.plans.waiting import Waiting
+from controlplane.tuning.selectors import tuned
 
 SLO_OVER = timedelta(minutes=10)
 NOTHING = Waiting(0, 0.0, 0.0)
@@ -26,6 +27,8 @@ class LoadNow:
     waiting: Waiting = NOTHING
     slo: Attainment | None = None
     """Of its worst class over `SLO_OVER`."""
+    room: float = 1.0
+    """Share of deferred work that its plans have room for."""
 
     @property
     def waiting_tokens(self) -> float:
@@ -33,10 +36,11 @@ class LoadNow:
 
     @property
     def tokens_per_s(self) -> float:
-        """Return the rate that serves what is asked for now, and what waits in time."""
+        """Return the rate that serves what is asked for now, and what waits in time, as plans have room for it."""
         from scheduling.planning.capacity import LEAST_LEFT_S
 
-        return self.interactive + self.deferred + self.waiting.tokens_per_s + self.waiting.queued_tokens / LEAST_LEFT_S
+        held = self.room * (self.deferred + self.waiting.tokens_per_s)
+        return self.interactive + held + self.waiting.queued_tokens / LEAST_LEFT_S
 
     def above(self, plan: ScalingPlan | Mapping[str, Any]) -> str:
         """Return the warning that *plan* (or its columns) leaves less capacity than is needed now; empty if it does not.
@@ -51,7 +55,8 @@ class LoadNow:
         able = capacity_of(targets, inputs)
         if able is None or able >= self.tokens_per_s:
             return ""
-        parts = [f"{self.interactive:,.0f} interactive", f"{self.deferred:,.0f} deferred"]
+        of = "" if self.room == 1.0 else f"{self.room:.0%} of "
+        parts = [f"{self.interactive:,.0f} interactive", f"{of}{self.deferred:,.0f} deferred"]
         if self.waiting.requests:
             parts.append(f"{self.waiting.requests:,} requests waiting")
         return f"Below the load now: {able:,.0f} tok/s as planned, {self.tokens_per_s:,.0f} needed now ({', '.join(parts)})"
@@ -80,6 +85,7 @@ def read(now: datetime) -> dict[str, LoadNow]:
             deferred.get(model, 0.0),
             waiting.get(model, NOTHING),
             worst(together(served.get(model, [])).values()),
+            tuned(model).PLAN_NIW_BUFFER,
         )
         for model in {*interactive, *deferred, *served, *waiting}
     }
