@@ -1,10 +1,12 @@
 """Operations endpoints that answer from memory and never wait for the database: `/healthz`, `/readyz`, `/metrics`, and
 vLLM's `/health`, `/ping` and `/version`, which its clients call before anything else. Only the figures of capacity in
-`/metrics` are the database's; a scrape leaves them out if they take long."""
+`/metrics` are the database's; where they take long, a scrape has the last ones."""
 
 import asyncio
+import contextlib
 import hmac
 import ipaddress
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -23,16 +25,15 @@ from prometheus_client.process_collector import ProcessCollector
 from controlplane import __version__, background
 from controlplane.batches import selectors as batches
 from controlplane.dispatch.lease import BATCHES
-from controlplane.dispatch.monitoring.measures import Measures
+from controlplane.dispatch.monitoring.measures import FLEET, Measures, promised_in
 from controlplane.dispatch.monitoring.windows import Latency
 from controlplane.dispatch.process import Dispatching
 from controlplane.fleet import selectors as fleet
 from controlplane.gateway.process import Gateway
 from controlplane.jobs.parts import PartState
 from controlplane.jobs.record import JobState
-from controlplane.planning.capacity import EndpointLoad, endpoint_loads
+from controlplane.planning.capacity import EndpointLoad, endpoint_loads, total
 from controlplane.planning.sizing.selectors import newest_loss
-from controlplane.resources.inventory import free_gpus
 from scheduling.routing.adapters import TIERS
 
 Scope = dict[str, Any]
@@ -45,7 +46,9 @@ NOT_READY = b'{"status":"not ready"}'
 PROMETHEUS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 QUANTILES, PERCENTS = ("0.5", "0.95", "0.99"), (50, 95, 99)
 CAPACITY_WAIT_S: Final = 1.0
-"""Longest wait of a scrape for figures from the database; without them the page has the others."""
+"""Longest wait of a scrape for figures from the database; after that it has the last ones."""
+CAPACITY_KEPT_S: Final = 60.0
+"""Age of figures from the database beyond which a scrape leaves them out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +58,12 @@ class CapacityFigures:
     loads: tuple[EndpointLoad, ...]
     gpus: dict[tuple[str, str, str], int]
     """GPUs by (region, GPU type, state): used, free or cordoned."""
+    total: EndpointLoad
+    """Of the whole fleet."""
     deferred_lines: int
-    """Lines of batches that are still to come."""
+    """Lines of batches that are not answered yet."""
     slack_s: float | None
-    """Least time that an open batch has left when its last line is answered at today's pace; below 0 it will be late."""
+    """Least time that a running batch has left when its last line is answered at its pace; below 0 it will be late."""
     losses: tuple[dict[str, Any], ...] = ()
     """By region, the newest verdict on its loss."""
 
@@ -66,15 +71,15 @@ class CapacityFigures:
 def read_capacity() -> CapacityFigures:
     gpus: Counter[tuple[str, str, str]] = Counter()
     for node in cast(Iterable[Any], fleet.nodes().filter(active=True)):  # with annotations
-        for state, count in (("used", node.gpus_used), ("cordoned", node.gpus_cordoned), ("free", free_gpus(node))):
+        for state, count in fleet.gpus_of(node).items():
             gpus[node.region.name, node.gpu_type.name, state] += count
-    running = batches.running()
-    slacks = [slack_s for batch in running if (slack_s := batch.slack_s) is not None]
+    left, loads = batches.left(batches.running()), tuple(endpoint_loads(timezone.now()).values())
     return CapacityFigures(
-        loads=tuple(endpoint_loads(timezone.now()).values()),
+        loads=loads,
+        total=total(loads),
         gpus=dict(gpus),
-        deferred_lines=sum(batch.lines_left for batch in running),
-        slack_s=min(slacks, default=None),
+        deferred_lines=left["lines_left"],
+        slack_s=left["slack_s"],
         losses=tuple(loss.regions) if (loss := newest_loss()) else (),
     )
 
@@ -89,6 +94,8 @@ class Operations:
         self.collector = GatewayCollector(gateway)
         self.registry.register(self.collector)
         ProcessCollector(registry=self.registry)
+        self._reading: asyncio.Task[None] | None = None
+        self._read_s = -math.inf
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         match scope["path"]:
@@ -159,14 +166,19 @@ class Operations:
                 else "set PILOTHOUSE_METRICS_TOKEN to read it from afar"
             )
             return 401, JSON_TYPE, orjson.dumps({"error": why})
-        self.collector.capacity = None
-        if self.gateway.dispatching is not None and self.gateway.database_job.ok:
-            try:
-                async with asyncio.timeout(CAPACITY_WAIT_S):
-                    self.collector.capacity = await database_sync_to_async(read_capacity)()
-            except (TimeoutError, Error):
-                pass
+        reads = self.gateway.dispatching is not None and self.gateway.database_job.ok
+        if reads:
+            if self._reading is None or self._reading.done():
+                self._reading = background.spawn(self._read_capacity(), "figures of capacity")
+            await asyncio.wait([self._reading], timeout=CAPACITY_WAIT_S)
+        if not reads or time.monotonic() - self._read_s > CAPACITY_KEPT_S:
+            self.collector.capacity = None
         return 200, PROMETHEUS_TYPE, generate_latest(self.registry)
+
+    async def _read_capacity(self) -> None:
+        with contextlib.suppress(Error):
+            self.collector.capacity = await database_sync_to_async(read_capacity)()
+            self._read_s = time.monotonic()
 
 
 def _is_loopback(scope: Scope) -> bool:
@@ -218,7 +230,7 @@ class GatewayCollector:
         errors = self.gateway.records.errors
         yield counter("errors", "Error answers of the gateway.", ("status", "code"), counted(errors))
         if dispatching is not None:
-            yield from self._endpoints(dispatching)
+            yield from self._endpoints()
             yield from self._capacity(dispatching)
             yield from self._service_levels(dispatching)
             yield from self._relays(dispatching.measures)
@@ -248,27 +260,28 @@ class GatewayCollector:
         )
         yield counter("cached_prompt_tokens", about, ("model", "by", "kind"), counted(measures.cache_tokens))
 
-    @staticmethod
-    def _endpoints(dispatching: Dispatching) -> Iterator[Metric]:
-        topology, dispatcher = dispatching.topology, dispatching.dispatcher
-        slots = {
-            (endpoint.model, endpoint.region): [replica.slot for replica in topology.members(endpoint)]
-            for endpoint in topology.own_endpoints
-        }
-        endpoints = {(endpoint.model, endpoint.region): endpoint for endpoint in topology.own_endpoints}
-        running = [(key, int(topology.fleet.running[its].sum())) for key, its in slots.items()]
-        ready = [(key, int(topology.fleet.accepting[its].sum())) for key, its in slots.items()]
-        waiting = [(key, dispatcher.queue.count(endpoint)) for key, endpoint in endpoints.items()]
-        oldest = [(key, dispatcher.oldest_wait_s(endpoint)) for key, endpoint in endpoints.items()]
-        held = Counter(dict.fromkeys(topology.models, 0))
-        for (_, model), count in dispatcher.holding.by_tenant.items():
-            held[model] += count
-        yield gauge("running", "Requests given to an instance.", ENDPOINT, running)
-        yield gauge("waiting", "Requests held in the queue.", ENDPOINT, waiting)
-        about = "Requests held until there is room or time; queues do not count them."
-        yield gauge("held", about, MODEL, [((model,), count) for model, count in held.items()])
-        yield gauge("oldest_wait_seconds", "Age of the oldest held.", ENDPOINT, oldest)
-        yield gauge("instances_ready", "Instances that take work.", ENDPOINT, ready)
+    def _endpoints(self) -> Iterator[Metric]:
+        """Yield what Overview shows, of this process's endpoints."""
+        assert self.gateway.publisher is not None, "a process with a dispatcher has one"
+        summary = self.gateway.publisher.summary
+        rows = [((row["model"], row["region"]), row) for row in summary.endpoints()]
+        for name, about, field in (
+            ("running", "Requests that instances run, donated ones included.", "running"),
+            ("waiting", "Requests that wait in the queue for an instance.", "waiting"),
+            ("oldest_wait_seconds", "Age of the oldest that waits.", "oldest_wait_s"),
+            ("instances_ready", "Instances that take requests.", "instances_ready"),
+            ("output_tokens_per_second", "Tokens that instances generate, over ten seconds.", "output_tokens_per_s"),
+            ("prompt_tokens_per_second", "Prompt tokens that they read meanwhile.", "prompt_tokens_per_s"),
+        ):
+            yield gauge(name, about, ENDPOINT, [(key, row[field]) for key, row in rows])
+        table = summary.sections["held"]()
+        for name, about, field in (
+            ("held", "Requests held until there is room or time; queues do not count them.", "count"),
+            ("announced_lines", "Lines of batches that are not held yet.", "announced"),
+        ):
+            counts = dict.fromkeys((model for (model, _), _ in rows), 0)
+            counts.update(zip(table["model"], table[field], strict=True))
+            yield gauge(name, about, MODEL, [((model,), count) for model, count in counts.items()])
 
     def _capacity(self, dispatching: Dispatching) -> Iterator[Metric]:
         """Yield figures of this process's endpoints, and those of the whole fleet from the owner of batches alone."""
@@ -285,11 +298,15 @@ class GatewayCollector:
         ):  # fmt: skip
             yield gauge(name, about, ENDPOINT, [(key, getattr(load, field)) for key, load in loads])
         whole = [read] if read and self.gateway.lease.holds(BATCHES) else []
+        for name in ("demand", "capacity"):
+            about = f"Its {name} over all endpoints, without models that give no output where others do."
+            sums = [((), getattr(each.total, f"{name}_tokens_per_s")) for each in whole]
+            yield gauge(f"fleet_{name}_tokens_per_second", about, (), sums)
         gpus = [row for each in whole for row in each.gpus.items()]
         yield gauge("gpus", "GPUs of nodes, by what they do.", ("region", "gpu_type", "state"), gpus)
-        about = "Lines of batches that are still to come."
+        about = "Lines of batches that are not answered yet."
         yield gauge("deferred_lines", about, (), [((), each.deferred_lines) for each in whole])
-        about = "Least time that an open batch has to spare at its pace; below 0 it will be late."
+        about = "Least time that a running batch has to spare at its pace; below 0 it will be late."
         yield gauge("deadline_slack_seconds", about, (), [((), each.slack_s) for each in whole])
         for name, about, field in (
             ("slo_met_ratio", "Attainment, simulated, after the region's loss.", "slo_met_ratio"),
@@ -303,14 +320,20 @@ class GatewayCollector:
         """Yield attainment, what burn rates over any time are computed from, and the latency of the last minute."""
         measures = dispatching.measures
         models = sorted({model for model, *_ in measures.totals.copy()})
+        scopes = {"": FLEET} | {model: f"model {model}" for model in models}
         of_class = [
-            ((model, one.slo_class), one) for model in models for one in measures.service_levels.of(f"model {model}")
+            ((model, one.slo_class), one)
+            for model, scope in scopes.items()
+            for one in measures.service_levels.of(scope)
         ]
         labels = ("model", "slo_class")
         yield gauge(
-            "slo_met_ratio", "Attainment over five minutes.", labels, [(key, one.ratio) for key, one in of_class]
+            "slo_met_ratio",
+            "Attainment over five minutes; without a model: the fleet's.",
+            labels,
+            [(key, one.ratio) for key, one in of_class],
         )
-        about = "Misses over those that the objective allows."
+        about = "Misses over those that the objective allows; without a model: the fleet's."
         yield gauge("slo_burn", about, labels, [(key, one.burn) for key, one in of_class])
         judged = [
             ((model, name, str(met).lower()), count) for (model, name, met), count in measures.judged.copy().items()
@@ -318,14 +341,21 @@ class GatewayCollector:
         yield counter("slo_requests", "Requests judged by their SLO class.", (*labels, "met"), judged)
         promised = [((name,), ratio) for name, ratio in measures.service_levels.objectives.copy().items()]
         yield gauge("slo_objective_ratio", "Promised share.", ("slo_class",), promised)
+        groups = [(model, "", name, tuple(Latency)) for model, name in scopes.items()]
+        groups += [
+            (model, slo_class, promised_in(scope, slo_class), (Latency.TTFT,))
+            for model, scope in scopes.items()
+            for slo_class in measures.ttft_targets_ms.copy()
+        ]
         latencies = [
-            ((model, what.name.lower(), quantile), None if value is None else value / 1000)
-            for model in models
-            if (group := measures.windows.known(f"model {model}")) is not None
-            for what in Latency
+            ((model, what.name.lower(), slo_class, quantile), None if value is None else value / 1000)
+            for model, slo_class, name, shown in groups
+            if (group := measures.windows.known(name)) is not None
+            for what in shown
             for quantile, value in zip(QUANTILES, measures.windows.percentiles(group, what, PERCENTS), strict=True)
         ]
-        yield gauge("latency_seconds", "Of requests in the last minute.", ("model", "of", "quantile"), latencies)
+        about = "Of requests in the last minute; TTFT also by class that promises it. Without a model: the fleet's."
+        yield gauge("latency_seconds", about, ("model", "of", "slo_class", "quantile"), latencies)
 
     @staticmethod
     def _relays(measures: Measures) -> Iterator[Metric]:

@@ -16,7 +16,8 @@ from controlplane.batches.selectors import running
 from controlplane.fleet.lifecycle.gpu_health import ACTOR
 from controlplane.fleet.lifecycle.restarts import CRASH_LOOP
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import Deployment, Gpu, Instance, Node, Region
+from controlplane.fleet.maintenance import instances_of
+from controlplane.fleet.models import Deployment, Gpu, Instance, Maintenance, Node, Region
 from controlplane.fleet.rollouts.selectors import failed
 from controlplane.jobs.parts import part_title
 from controlplane.jobs.record import job_title, trouble_of
@@ -60,6 +61,8 @@ class Known(Struct, frozen=True):
     min_instances: Mapping[tuple[str, str], int] = {}
     held: Mapping[tuple[str, str], str] = {}
     """Holder and reason of a held instance."""
+    away: Mapping[tuple[str, str], tuple[int, datetime]] = {}
+    """Instances that are in maintenance, and until when."""
     titles: Mapping[str, str] = {}
     """Of regions, by name."""
     dark: frozenset[str] = frozenset()
@@ -76,6 +79,12 @@ def read_known(now: datetime) -> Known:
     sums = (
         active.values_list("model__name", "region__name").annotate(Sum("queue_bound"), Sum("min_instances")).order_by()
     )
+    away = dict[tuple[str, str], tuple[int, datetime]]()
+    for window in Maintenance.objects.under_way():
+        of_window = instances_of(window).filter(restart=str(window)).exclude(state=InstanceState.READY)
+        for key in of_window.values_list("deployment__model__name", "deployment__region__name"):
+            count, until = away.get(key, (0, window.until))
+            away[key] = count + 1, max(until, window.until)
     held = Instance.objects.exclude(held="").filter(state=InstanceState.STOPPED).order_by("name")
     endpoints = [((model, region), bound, least) for model, region, bound, least in sums]
     return Known(
@@ -86,6 +95,7 @@ def read_known(now: datetime) -> Known:
             (model, region): by
             for model, region, by in held.values_list("deployment__model__name", "deployment__region__name", "held")
         },
+        away,
         titles,
         frozenset(Region.objects.exclude(dark_since=None).values_list("name", flat=True)),
     )
@@ -188,21 +198,23 @@ def _instances(table: Table, known: Known) -> Iterator[Problem]:
 
 
 def _endpoints(table: Table, known: Known) -> Iterator[Problem]:
-    """Endpoints with too few ready instances, or with a full or nearly full queue."""
+    """Endpoints with too few ready instances, but for maintenance, or with a full or nearly full queue."""
     for row in table:
         model, region, waiting, ready = row["model"], row["region"], row["waiting"] or 0, row["instances_ready"] or 0
         name, subject, href = known.where(model, region), f"{model} in {region}", _link("/fleet/", model, region)
         least, bound = known.min_instances.get((model, region), 0), known.queue_bounds.get((model, region), 0)
         if region in known.dark:
             continue
-        if ready < least:
-            words = "fewer than its minimum" + (f"; {waiting:,} requests wait" if waiting else "")
+        gone, until = known.away.get((model, region), (0, None))
+        why = f"; {gone} in maintenance until {until:%d %b %H:%M} UTC" if until else ""
+        if ready < least - gone:
+            words = "fewer than its minimum" + (f"; {waiting:,} requests wait" if waiting else "") + why
             if by_whom := known.held.get((model, region)):
                 words += f"; held by {by_whom}"
             title = f"{ready} of {least} instances of {name} are ready"
             yield Problem("endpoint", subject, "warning" if ready else "critical", title, words, href, model)
         elif waiting and not ready:
-            title, words = f"No instance of {name} is ready", f"{waiting:,} requests wait for one"
+            title, words = f"No instance of {name} is ready", f"{waiting:,} requests wait for one{why}"
             yield Problem("endpoint", subject, "critical", title, words, href, model)
         if ready and bound and waiting >= QUEUE_WARNING * bound:
             severity, how = ("critical", "full") if waiting >= bound else ("warning", "nearly full")
@@ -217,14 +229,13 @@ def _endpoints(table: Table, known: Known) -> Iterator[Problem]:
 def _errors(table: Table) -> Iterator[Problem]:
     """Models whose requests fail (the fleet's own line gives no clue where to look)."""
     for row in table:
-        model, requests, errors = row["scope"], row["requests_per_s"] or 0, row["errors_per_s"] or 0
-        if model and requests and (share := errors / requests) > ERRORS_WARNING:
+        model, share = row["scope"], row["failed_ratio"] or 0.0
+        if model and share > ERRORS_WARNING:
             severity = "critical" if share > ERRORS_CRITICAL else "warning"
-            href, words = (
-                f"/requests/?{urlencode({'model': model, 'outcome': 'failed'})}",
-                f"{share:.1%} of requests fail",
+            href = f"/requests/?{urlencode({'model': model, 'outcome': 'failed'})}"
+            yield Problem(
+                "errors", model, severity, f"{model} has errors", f"{share:.1%} of requests fail", href, model, 1
             )
-            yield Problem("errors", model, severity, f"{model} has errors", words, href, model, 1)
 
 
 def _system(parts: Table, jobs: Table) -> Iterator[Problem]:

@@ -47,5 +47,11 @@ def figures(rows: QuerySet[Batch], open_batches: Iterable[Batch]) -> dict[str, A
         AT_RISK: sum(batch.risk == AT_RISK for batch in open_batches),
         LATE: sum(batch.risk == LATE for batch in open_batches),
         "lines_per_s": sum(paces) if paces else None,
-        "lines_left": sum(batch.lines_left for batch in open_batches),
+        **left(open_batches),
     }
+
+
+def left(open_batches: Iterable[Batch]) -> dict[str, Any]:
+    """Return the lines of *open_batches* that are not answered yet, and the least slack of one; None while unknown."""
+    slacks = [slack_s for batch in open_batches if (slack_s := batch.slack_s) is not None]
+    return {"lines_left": sum(batch.lines_left for batch in open_batches), "slack_s": min(slacks, default=None)}

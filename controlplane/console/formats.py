@@ -1,7 +1,7 @@
 """Formats of numbers, times and states in templates, charts and live fragments.
 
 Every function of `FORMATS` takes a value and its row and returns text or HTML; `None` is a dash. One space separates a
-number from its unit, so that a tile can set the unit smaller.
+number from its unit, so that a tile can set the unit smaller; what follows a line's end has a line of its own there.
 """
 
 import math
@@ -245,7 +245,7 @@ def _unit(text: str, unit: str) -> str:
 
 def _of_class(text: str, row: "Row") -> str:
     """Add class and error budget burn to *text*."""
-    return _unit(text, f"{row['slo_class']}, burn {times(row.get('slo_burn'))}") if row.get("slo_class") else text
+    return f"{text}\n{row['slo_class']}, burn {times(row.get('slo_burn'))}" if row.get("slo_class") else text
 
 
 Row = Mapping[str, Any]
@@ -262,15 +262,21 @@ PLAIN: tuple[Callable[[Any], str], ...] = (
 """Formats of a value alone, by their names."""
 FORMATS: dict[str, Callable[[Any, Row], str]] = {
     **{plain.__name__: _alone(plain) for plain in PLAIN},
-    "waiting_and_held": lambda value, row: _unit(
-        count(value), f"req, {count(row['held'])} held" if row.get("held") else "req"
+    "waiting_and_held": lambda value, row: (
+        _unit(count(value), "req") + (f"\n{count(row['held'])} held" if row.get("held") else "")
     ),
     "waiting_cell": lambda value, row: (
         f"{count(value)} + {count(row['held'])} held" if row.get("held") else count(value)
     ),
     "requests": lambda value, row: _unit(count(value), "req"),
-    "per_second": lambda value, row: _unit(quantity(value), "/s"),
-    "tokens_per_second": lambda value, row: _unit(quantity(value), "tok/s"),
+    "requests_and_running": lambda value, row: _unit(quantity(value), f"/s\n{count(row.get('running'))} running"),
+    "output_and_prompt": lambda value, row: _unit(
+        quantity(value), f"tok/s\nprompts {quantity(row.get('prompt_tokens_per_s'))}"
+    ),
+    "ttft": lambda value, row: (
+        milliseconds(value)
+        + (f"\nall classes {milliseconds(row.get('ttft_all_p95_ms'))}" if row.get("ttft_class") else "")
+    ),
     "running_of": lambda value, row: NONE if value is None else f"{count(value)} / {count(row.get('max_num_seqs'))}",
     "slo_met": lambda value, row: _of_class(percent_fine(value), row),
     "ready_of": lambda value, row: _unit(count(value), f"of {count(row.get('instances'))}"),

@@ -8,9 +8,9 @@ from math import inf
 from typing import Any, cast
 
 from django.core.exceptions import ValidationError
-from django.db.models import Count, F, Q, QuerySet, Sum
+from django.db.models import Count, Q, QuerySet
 
-from controlplane.fleet.lifecycle.states import ACTION_STATES, ALIVE, PRESENT, Action, InstanceState
+from controlplane.fleet.lifecycle.states import ACTION_STATES, ALIVE, Action, InstanceState
 from controlplane.fleet.models import (
     Adapter,
     Deployment,
@@ -70,11 +70,13 @@ def maintenance_windows(start: datetime, end: datetime) -> MaintenanceQuerySet:
     return rows.ending_after(start).filter(from_at__lt=end)
 
 
-def usd_per_hour(model: str = "") -> float:
-    """Return on-demand dollars per hour of instances that serve or start, of all models or one."""
-    rows = narrowed(Instance.objects.filter(state__in=PRESENT), deployment__model__name=model)
-    gpus = F("deployment__tensor_parallel") * F("deployment__gpu_type__on_demand_usd_per_hour")
-    return float(rows.aggregate(usd=Sum(gpus))["usd"] or 0)
+def gpus_of(node: Any) -> dict[str, int]:
+    """Count GPUs of *node*, with its `gpus_used`, by state; where it or its region is cordoned, none is free."""
+    used, cordoned = node.gpus_used, node.gpus_cordoned
+    if node.cordoned or node.region.cordoned:
+        return {"used": used, "free": 0, "cordoned": node.gpu_count - used}
+    free = max(0, node.free_gpus() if cordoned else node.gpu_count - used)
+    return {"used": used, "free": free, "cordoned": cordoned}
 
 
 def gpus_fitted() -> dict[tuple[str, str], int]:

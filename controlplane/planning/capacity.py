@@ -6,9 +6,10 @@ demand over capacity.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
 from controlplane.fleet.models import Deployment, Instance
@@ -23,11 +24,12 @@ Place = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class EndpointLoad:
-    """Current load of one model in one region: tokens per second, GPUs, on-demand dollars per hour."""
+    """Current load of one model in one region, or of several: tokens per second, GPUs, on-demand dollars per hour."""
 
     model: str
     region: str
     ready: int
+    """Instances that take requests now."""
     gpus: int
     """GPUs of instances that serve or are starting."""
     usd_per_hour: float
@@ -57,8 +59,12 @@ def capabilities() -> dict[tuple[str, str], float]:
     }
 
 
-def endpoint_loads(now: datetime) -> dict[tuple[str, str], EndpointLoad]:
-    """Return the load of every endpoint with an active deployment, by (model, region)."""
+def endpoint_loads(now: datetime, live: Iterable[Mapping[str, Any]] = ()) -> dict[tuple[str, str], EndpointLoad]:
+    """Return the load of every endpoint with an active deployment, by (model, region).
+
+    *live* are rows of the summary's endpoints; of one without a row, instances in the state ready count as ready.
+    """
+    taking = {(row["model"], row["region"]): int(row["instances_ready"]) for row in live}
     able, asked = capabilities(), demand_now(TOKENS, now, EVERY_CLASS)
     counts: dict[int, list[str]] = defaultdict(list)
     for deployment, state in Instance.objects.values_list("deployment_id", "state"):
@@ -75,7 +81,7 @@ def endpoint_loads(now: datetime) -> dict[tuple[str, str], EndpointLoad]:
         loads[model, region] = EndpointLoad(
             model=model,
             region=region,
-            ready=sum(ready.values()),
+            ready=taking.get((model, region), sum(ready.values())),
             gpus=sum(gpus.values()),
             usd_per_hour=sum(gpus[row.pk] * float(row.gpu_type.on_demand_usd_per_hour) for row in group),
             demand_tokens_per_s=None if asked is None else asked.get((model, region), 0.0),
@@ -84,6 +90,27 @@ def endpoint_loads(now: datetime) -> dict[tuple[str, str], EndpointLoad]:
             else None,
         )
     return loads
+
+
+def total(loads: Iterable[EndpointLoad]) -> EndpointLoad:
+    """Return *loads* as one. Demand and capacity of several models leave out those that `omitted_from_sums` names."""
+    loads = list(loads)
+    omitted = omitted_from_sums() if len({each.model for each in loads}) > 1 else set()
+    counted = [each for each in loads if each.model not in omitted] or loads
+    return EndpointLoad(
+        model="",
+        region="",
+        ready=sum(each.ready for each in loads),
+        gpus=sum(each.gpus for each in loads),
+        usd_per_hour=sum(each.usd_per_hour for each in loads),
+        demand_tokens_per_s=_known_sum(each.demand_tokens_per_s for each in counted),
+        capacity_tokens_per_s=_known_sum(each.capacity_tokens_per_s for each in counted),
+    )
+
+
+def _known_sum(values: Iterable[float | None]) -> float | None:
+    known = [each for each in values if each is not None]
+    return sum(known) if known else None
 
 
 def capacity_over_time(

@@ -27,6 +27,7 @@ BATCHES = Resource(
         Column("total", "Lines", draw="count"),
         Column("completed", "Done", label="Lines done"),
         Column("failed", "Errors", draw="count"),
+        Column("lines_left", type=int, about="Lines that are not answered yet."),
         Column("input_tokens", "Prompt tokens", draw="count"),
         Column("output_tokens", "Output tokens", draw="count"),
         Column("created_at", "Created (UTC)", draw="moment"),

@@ -133,7 +133,11 @@ INSTANCES = Resource(
             for name in ("startup", "kv_capacity_tokens", "host", "failures", "held", "restart", "created_at")
         ),
         live("running", "Running (requests)", "running_of"),
-        live("waiting", "Waiting (requests)", "count", leaves=LEAVES),
+        live(
+            *("waiting", "Waiting there (requests)", "count"),
+            leaves=LEAVES,
+            tip="In the instance; what waits for one is in Queues",
+        ),
         Column("max_num_seqs", "Limit (requests)", rest=False),
         Column(
             "use_ratio",

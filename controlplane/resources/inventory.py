@@ -98,10 +98,6 @@ def by_name(rows: Any, text: str) -> list[Any]:
     return [row for row in rows if text.lower() in row.name.lower()]
 
 
-def free_gpus(node: Any) -> int:
-    return int(max(0, node.free_gpus() if node.gpus_cordoned else node.gpu_count - node.gpus_used))
-
-
 REGIONS = Resource(
     name="regions",
     noun="region",
@@ -148,9 +144,10 @@ NODES = Resource(
         Column("region", source="region.name", type=str),
         Column("gpu_type", source="gpu_type.name", type=str),
         *columns("gpu_count", "address", "active", "cordoned"),
-        Column("gpus_used", type=int),
-        Column("gpus_cordoned", type=int),
-        Column("gpus_free", source=free_gpus, type=int),
+        *(
+            Column(f"gpus_{state}", source=lambda row, state=state: selectors.gpus_of(row)[state], type=int)
+            for state in ("used", "cordoned", "free")
+        ),
         *columns("host", "reported_at"),
         Column("ray", type=dict[str, Any]),
     ),
@@ -254,12 +251,12 @@ MODELS = Resource(
         Column("weights_in", source=lambda row: sorted(region.name for region in row.weights_in.all()), type=list[str]),
         shown("hardware", "Hardware of an instance"),
         shown("endpoints", "", label="Ready by region"),
-        shown("ready", "Ready (instances)", label="Ready of limit", draw="count", sorts=True),
+        shown("ready", "Ready (instances)", "sums.ready", label="Ready of limit", draw="count", sorts=True),
         shown("most", "Limit (instances)"),
-        shown("demand", "Demand, last 10 min (tok/s)", sorts=True),
-        shown("capacity", "Capacity (tok/s)"),
+        shown("demand", "Demand, last 10 min (tok/s)", "sums.demand_tokens_per_s", sorts=True),
+        shown("capacity", "Capacity (tok/s)", "sums.capacity_tokens_per_s"),
         shown(
-            *("load", "Load (ratio)"),
+            *("load", "Load (ratio)", "sums.load"),
             draw="percent",
             sorts=True,
             tip="Demand of the last 10 minutes over the capacity of ready instances",
@@ -276,7 +273,7 @@ MODELS = Resource(
         shown("slo_objective_ratio", "SLO promised (ratio)", "live.slo_objective_ratio"),
         shown("slo_burn", "Error budget burn, 5 min (times)", "live.slo_burn"),
         shown("ttft_p95_ms", "TTFT p95 (ms)", "live.ttft_p95_ms", draw="milliseconds", sorts=True),
-        shown("usd_per_hour", "Cost (USD/h)", label="$/h", draw="usd", sorts=True),
+        shown("usd_per_hour", "Cost (USD/h)", "sums.usd_per_hour", label="$/h", draw="usd", sorts=True),
         shown("policy", "Policy", "present.title", sorts=True),
         shown("about", "Policy means"),
     ),

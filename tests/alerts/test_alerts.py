@@ -130,6 +130,11 @@ def test_each_other_condition_finds_its_subjects(acme, language_model):
     }
     assert [name for name, _ in subjects(rule_of("job"), found(**report))] == ["part redis", "job plans"]
 
+    shares = {"": 0.5, "bad": 0.02, "so-so": 0.002, "fine": 0.001, "idle": None}
+    wrong = found(tiles=[{"scope": name, "failed_ratio": share} for name, share in shares.items()])
+    errors = [(each.subject, each.severity) for each in wrong if each.kind == "errors"]
+    assert errors == [("bad", "critical"), ("so-so", "warning")]
+
     for delta in (1, -1, 1, -1, 1):
         ScalingMove.objects.create(
             model="m", region="r", delta=delta, source="floor", strategy="reactive", gpu_type="g", reason="test"

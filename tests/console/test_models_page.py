@@ -6,10 +6,12 @@ import io
 import re
 from datetime import timedelta
 
+import orjson
 import pytest
 from django.urls import reverse
 from django.utils import timezone
 
+from controlplane.api.routers import system
 from controlplane.console.pages.models import lengths
 from controlplane.console.pages.models.selectors import TIMES, model_rows
 from controlplane.events.models import Event
@@ -44,14 +46,23 @@ def page(reader, name="", **query) -> str:
     return answer.content.decode()
 
 
+def test_an_instance_that_does_not_answer_is_not_ready_on_any_surface(two_regions, live, reader, monkeypatch):
+    silent, *others = rows_of(two_regions)
+    summary = live.show(Feed([silent | {"reachable": False}, *others]))
+    monkeypatch.setattr(system, "read_published", lambda key: orjson.dumps(summary))
+    (row,) = model_rows(live.feed.latest(), timezone.now())
+    total = reader.get("/api/endpoints").json()["total"]["instances_ready"]
+    assert row.sums.ready == total == summary["fleet"]["instances_ready"] == 2
+
+
 def test_a_row_has_its_endpoints_its_limit_and_its_cost(two_regions, live, reader):
     live.show(Feed(rows_of(two_regions)))
     (row,) = model_rows(live.feed.latest(), timezone.now())
     east, west = row.there
-    assert (east.ready, *east.state) == (2, "loading", "1 starting")
-    assert (west.ready, west.least, west.most, *west.state) == (1, 0, 5, "ready", "")
-    assert (row.ready, row.most) == (3, 8)
-    assert row.usd_per_hour == pytest.approx(4 * 2 * 1.35)  # what serves or starts, two GPUs each
+    assert (east.load.ready, *east.state) == (2, "loading", "1 starting")
+    assert (west.load.ready, west.least, west.most, *west.state) == (1, 0, 5, "ready", "")
+    assert (row.sums.ready, row.most) == (3, 8)
+    assert row.sums.usd_per_hour == pytest.approx(4 * 2 * 1.35)  # what serves or starts, two GPUs each
     assert row.live["slo_met_ratio"] == live.feed.latest().tile("llama-3.1-8b")["slo_met_ratio"]
     html = page(reader)
     assert "1 starting" in html

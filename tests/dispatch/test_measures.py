@@ -76,5 +76,17 @@ def test_figures_are_the_same_of_a_relay_in_another_process(records):
     assert msgspec.json.encode(figures(passed)) == msgspec.json.encode(figures(records))  # 5 is not 5.0 there
 
 
+@given(st.lists(ENDS, max_size=30))
+def test_what_limits_refuse_and_tenants_cancel_has_not_failed(records):
+    now_s = [1000.0]
+    counted = Measures(lambda: now_s[0])
+    for record in records:
+        counted.take(record)
+    counted.windows.advance(now_s[0] + 2)
+    fleet = counted.windows.group(measures.FLEET)
+    failed = sum(each.outcome == Outcome.FAILED for each in records)
+    assert [counted.windows.total(fleet, each, 60) for each in (Count.FAILED, Count.FINISHED)] == [failed, len(records)]
+
+
 def test_outcomes_are_those_of_the_ledger():
-    assert (Outcome.DONE.value, (Outcome.FAILED.value, Outcome.REJECTED.value)) == (measures.DONE, measures.ERRORS)
+    assert (Outcome.DONE.value, Outcome.FAILED.value) == (measures.DONE, measures.FAILED)

@@ -28,6 +28,8 @@ GROUPS = {
     ),
     "Queues and instances": (
         *(
+            "pilothouse_output_",
+            "pilothouse_prompt_",
             "pilothouse_running",
             "pilothouse_waiting",
             "pilothouse_held",
@@ -39,7 +41,8 @@ GROUPS = {
     ),
     "Capacity and cost": (
         *("pilothouse_demand_", "pilothouse_capacity_", "pilothouse_endpoint_gpus", "pilothouse_gpus"),
-        *("pilothouse_cost_", "pilothouse_deferred_", "pilothouse_deadline_", "pilothouse_region_loss_"),
+        *("pilothouse_cost_", "pilothouse_deferred_", "pilothouse_announced_", "pilothouse_deadline_"),
+        *("pilothouse_fleet_", "pilothouse_region_loss_"),
     ),
     "Output lengths": ("pilothouse_length_",),
     "Jobs and parts": ("pilothouse_job_", "pilothouse_part_", "pilothouse_dead_tasks"),
@@ -177,7 +180,10 @@ def panel(metric: Metric, number: int, x: int, y: int) -> dict[str, Any]:
 def _title(name: str) -> str:
     words = name.removeprefix("pilothouse_").replace("_timestamp_seconds", "_age").replace("_start_time", "_age")
     words = re.sub(r"_(seconds|ratio|bytes)$", "", words).replace("_", " ")
-    return re.sub(r"\bslo\b", "SLO", words).strip().capitalize().replace("Slo ", "SLO ")
+    words = words.strip().capitalize()
+    for name in ("SLO", "GPUs", "USD"):
+        words = re.sub(rf"\b{name}\b", name, words, flags=re.IGNORECASE)
+    return words
 
 
 def panels(metrics: Sequence[Metric]) -> Iterator[dict[str, Any]]:

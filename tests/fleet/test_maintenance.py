@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
+from controlplane.alerts.problems import find, read_known
 from controlplane.events.models import Event
 from controlplane.fleet import maintenance, places, selectors, services
 from controlplane.fleet.lifecycle.states import ActionError, InstanceState
@@ -63,6 +64,21 @@ def test_a_place_is_emptied_and_serves_again_after_the_window(here, node, operat
     place.refresh_from_db()
     assert (place.cordoned, states(here)) == ("", [S.PROVISIONING] * 3)
     assert {one.restart for one in Instance.objects.all()} == {""}
+
+
+def test_what_is_in_maintenance_is_not_missing_but_what_waits_for_it_is_an_alarm(here, node, operator, deployment):
+    def found(least, waiting=0):
+        Deployment.objects.filter(pk=deployment.pk).update(min_instances=least, max_instances=9)
+        row = {"model": "llama-3.1-8b", "region": "us-east", "waiting": waiting, "instances_ready": 0}
+        return [(each.title, each.words) for each in find({"endpoints": [row]}, read_known(timezone.now()))]
+
+    row, of = begin(node, operator), "llama-3.1-8b in US East"
+    away = f"3 in maintenance until {row.until:%d %b %H:%M} UTC"
+    assert found(least=3) == []
+    assert found(least=3, waiting=5) == [(f"No instance of {of} is ready", f"5 requests wait for one; {away}")]
+    assert found(least=4) == [(f"0 of 4 instances of {of} are ready", f"fewer than its minimum; {away}")]
+    maintenance.end(row, operator, "done")
+    assert found(least=3) == [(f"0 of 3 instances of {of} are ready", "fewer than its minimum")]
 
 
 def test_a_window_to_come_begins_by_itself_and_can_be_cancelled(here, node, operator):

@@ -1,6 +1,6 @@
 """Names that clients make up: `/metrics` and the gateway's tables do not grow with them."""
 
-from tests.gateway.conftest import gateway_options, served  # noqa: F401 (fixtures)
+from tests.gateway.conftest import gateway_options, served, until  # noqa: F401 (fixtures)
 
 NAMES = 40
 
@@ -33,6 +33,7 @@ async def test_a_name_is_no_label(served):  # noqa: F811
             async with served.http.post(f"{served.url}/v1/chat/completions", json=body, headers=headers) as answer:
                 assert answer.status == (404 if what == "model" else 200)
 
+    await until(lambda: served.gateway.dispatching.measures.relays)  # a relay reports of itself every second
     for what in ("model", "application", "run", "session", "user"):
         await send(what, range(3))
         before = await series(served)

@@ -114,12 +114,12 @@ class TestWindows:
         fleet, *instances = (windows.group(f"{number}") for number in range(1001))
         windows.advance(1.0)
         for instance in instances[:10]:
-            windows.count((fleet,), Count.ERRORS)
+            windows.count((fleet,), Count.FAILED)
             windows.latency((fleet, instance), Latency.TTFT, 9.0)
         windows.advance(2.0)
         assert len(pickle.dumps(windows)) < 11 * 4096 + 7000 + 20 * 1000
-        assert windows.total(fleet, Count.ERRORS, 10) == 10
-        assert windows.total(instances[-1], Count.ERRORS, 10) == 0
+        assert windows.total(fleet, Count.FAILED, 10) == 10
+        assert windows.total(instances[-1], Count.FAILED, 10) == 0
         windows.advance(62.0)
         assert len(pickle.dumps(windows)) < 7000 + 20 * 1000
 

@@ -4,7 +4,9 @@ import asyncio
 import time
 
 import pytest
+from channels.db import database_sync_to_async
 
+from controlplane.fleet.models import Instance
 from tests.gateway.conftest import until
 
 
@@ -54,6 +56,11 @@ async def test_use_is_the_fuller_of_sequences_and_kv_cache(served):
     await until(lambda: backend.running == 2)
     _, instance, _ = tables(served)
     assert (instance["running"], instance["max_num_seqs"], instance["use_ratio"]) == (2, 2, 1.0)
+    await database_sync_to_async(Instance.objects.update)(state="draining")
+    served.gateway.dispatching.refresh_now()
+    await until(lambda: tables(served)[1]["state"] == "draining")
+    fleet = tables(served)[0]
+    assert (fleet["running"], fleet["instances_ready"], fleet["instances"]) == (2, 0, 0)  # it leaves, and is not missed
     backend.script.hold.set()
     await asyncio.gather(*asked)
 

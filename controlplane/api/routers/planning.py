@@ -1,5 +1,6 @@
 """`/api`: forecasts, scaling policies, plans and moves. Viewers read, operators decide."""
 
+from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,6 +16,7 @@ from controlplane.api.callers import VIEWERS, ApiRequest
 from controlplane.api.conditions import IfMatch
 from controlplane.api.errors import ApiError
 from controlplane.api.resources import add_list, add_operations, schema_of
+from controlplane.api.routers.system import live_endpoints
 from controlplane.api.schemas import Described, Items, NewestFirst, Page, RowSchema, Strict
 from controlplane.fleet.models import Model
 from controlplane.gateway.selectors import attainments
@@ -46,12 +48,11 @@ class ClassServiceOut(Described):
     """Misses divided by those the objective allows; above 1 the error budget runs out early."""
 
 
-class EndpointOut(Described):
-    """One model in one region. Tokens are prompt plus output, over all SLO classes, as planners count."""
+class LoadOut(Described):
+    """Tokens are prompt plus output, of interactive and deferred SLO classes, as planners count."""
 
-    model: str
-    region: str
     instances_ready: int
+    """Instances that take requests now."""
     gpus: int
     """GPUs of instances that serve or are starting."""
     usd_per_hour: float
@@ -60,10 +61,22 @@ class EndpointOut(Described):
     capacity_tokens_per_s: float | None
     """Capacity of ready instances in the newest plan; null without a plan."""
     load_ratio: float | None
+
+
+class EndpointOut(LoadOut):
+    """One model in one region."""
+
+    model: str
+    region: str
     forecast_peak_tokens_per_s: float | None
     """Highest window of the forecast, in the unit and classes of demand; null without a forecast."""
     slo_classes: list[ClassServiceOut]
     """Last hour, by serving region."""
+
+
+class EndpointsOut(Items[EndpointOut]):
+    total: LoadOut
+    """Of those listed. Demand and capacity leave out models without output, unless all are such."""
 
 
 class ForecastOut(RowSchema):
@@ -130,29 +143,23 @@ class ForecastQuery(Schema):
     quantity: Quantity | None = None
 
 
-@router.get("/endpoints", response=Items[EndpointOut])
+@router.get("/endpoints", response=EndpointsOut)
 def list_endpoints(request: ApiRequest, model: str = "", region: str = "") -> dict[str, Any]:
     """Return demand, capacity, load, GPUs, cost and service by SLO class of every endpoint, as the console shows them."""
     now = timezone.now()
     served = attainments(now - timedelta(hours=1))
-    loads, expected = capacity.endpoint_loads(now), peaks(now)
+    loads, expected = capacity.endpoint_loads(now, live_endpoints()), peaks(now)
+    listed = {place: load for place, load in loads.items() if model in ("", load.model) and region in ("", load.region)}
     return {
         "items": [
             {
-                "model": load.model,
-                "region": load.region,
-                "instances_ready": load.ready,
-                "gpus": load.gpus,
-                "usd_per_hour": load.usd_per_hour,
-                "demand_tokens_per_s": load.demand_tokens_per_s,
-                "capacity_tokens_per_s": load.capacity_tokens_per_s,
-                "load_ratio": load.load,
+                **_load(load),
                 "forecast_peak_tokens_per_s": peak.mean if (peak := expected.get(place)) else None,
                 "slo_classes": [one.as_dict() for one in sorted(served.get(place, {}).values())],
             }
-            for place, load in loads.items()
-            if model in ("", load.model) and region in ("", load.region)
-        ]
+            for place, load in listed.items()
+        ],
+        "total": _load(capacity.total(listed.values())),
     }
 
 
@@ -225,6 +232,10 @@ add_list(
     "Instances that scaling added or took away, newest first, each with its reason.",
     path="/scaling/moves",
 )
+
+
+def _load(load: capacity.EndpointLoad) -> dict[str, Any]:
+    return asdict(load) | {"instances_ready": load.ready, "load_ratio": load.load}
 
 
 def _policy(policy: ScalingPolicy | None, present: bundles.Present) -> dict[str, Any]:

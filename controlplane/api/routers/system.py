@@ -3,6 +3,7 @@
 import hashlib
 from typing import Any
 
+import orjson
 import redis
 from django.conf import settings
 from django.http import HttpResponse
@@ -63,6 +64,14 @@ def read_published(key: str) -> bytes:
     if published is None:
         raise ApiError(503, "no_summary", "No gateway has published a summary in the last seconds.")
     return published
+
+
+def live_endpoints() -> list[dict[str, Any]]:
+    """Return the endpoints of the newest summary; none while no gateway publishes one."""
+    try:
+        return summary_rows(orjson.loads(read_published(SUMMARY_KEY)), "endpoints")
+    except ApiError:
+        return []
 
 
 def summary_rows(summary: dict[str, Any], *names: str) -> list[dict[str, Any]]:

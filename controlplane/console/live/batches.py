@@ -60,7 +60,7 @@ FLEET_TILES = (
     Tile(
         "ttft_p95_ms",
         "TTFT p95",
-        "milliseconds",
+        "ttft",
         over_slo,
         "Of the SLO class that does worst against its own promise, in the last minute. Warns above the SLO, critical above "
         "twice the SLO",

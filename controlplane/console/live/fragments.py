@@ -127,7 +127,7 @@ def fleet_figures(state: LiveState) -> dict[str, Any]:
     return {
         "held": sum(row["count"] for row in held) if state.known else None,
         "announced": sum(row["announced"] for row in held),
-        **{name: tile.get(name) for name in ("ttft_p95_ms", "ttft_slo_ms", "ttft_class")},
+        **{name: tile.get(name) for name in ("ttft_p95_ms", "ttft_slo_ms", "ttft_class", "ttft_all_p95_ms")},
         "spot_usd_per_hour": spot.offered_per_hour(spot.open_donations()),
         "idle_usd": today.idle_usd if today.total_usd else None,
         "cost_usd": today.total_usd,

@@ -67,8 +67,8 @@ class Tile:
 
 
 TILES = (
-    Tile("requests_per_s", "Requests", "per_second"),
-    Tile("output_tokens_per_s", "Output", "tokens_per_second"),
+    Tile("requests_per_s", "Requests", "requests_and_running"),
+    Tile("output_tokens_per_s", "Output", "output_and_prompt"),
     Tile(
         "slo_met_ratio",
         "SLO met, 5 min",
@@ -81,7 +81,7 @@ TILES = (
     Tile(
         "ttft_p95_ms",
         "TTFT p95",
-        "milliseconds",
+        "ttft",
         over_slo,
         "Of the SLO class that does worst against its own promise, in the last minute. Warns above the SLO, critical above "
         "twice the SLO",
@@ -112,13 +112,14 @@ TILES = (
 def reading(tile: Tile, row: Row | None) -> SafeString:
     """Label, number and unit of *tile*; *row* is None while there is no live number."""
     text = FORMATS[tile.format]((row or {}).get(tile.field), row or {})
+    text, _, more = text.partition("\n")
     number, _, unit = text.partition(" ")
     if text == NONE:
         unit = tile.empty if row else "not connected"
     level = tile.level_of(row) if row else ""
     label = ", ".join(filter(None, (tile.label, (row or {}).get(tile.of))))
     model = (row or {}).get("scope")
-    shown = {"tile": tile, "label": label, "number": number, "unit": unit, "level": level, "model": model}
+    shown = {"tile": tile, "label": label, "number": number, "unit": unit, "more": more, "level": level, "model": model}
     return render_to_string("console/parts/reading.html", shown)
 
 

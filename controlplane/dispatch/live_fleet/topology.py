@@ -367,6 +367,12 @@ class Topology:
                 self._members.setdefault(replica.endpoint.index, []).append(replica)
         return self._members.get(endpoint.index, [])
 
+    def present(self, endpoint: Endpoint) -> list[Replica]:
+        """Return the replicas of *endpoint* that are not stopped, donated ones included."""
+        lent = self._spot.get(endpoint.index)
+        every = [*self.members(endpoint), *(self.members(lent) if lent else ())]
+        return [one for one in every if one.spec.state != InstanceState.STOPPED]
+
     def coming(self, endpoint: Endpoint) -> bool:
         """Whether an instance of *endpoint* is present or starting, or a swap can bring one up; of no spot endpoint."""
         if endpoint.is_spot:
@@ -534,6 +540,10 @@ class Topology:
     def requests_ahead(self, replica: Replica) -> int:
         """Return the number of requests given to *replica* beyond its room."""
         return int(requests_ahead(self.fleet, replica.slot))
+
+    def running(self, replica: Replica) -> int:
+        """Return the number of requests given to *replica* that it has room for."""
+        return int(self.fleet.running[replica.slot]) - self.requests_ahead(replica)
 
     def serves(self, endpoint: Endpoint) -> bool:
         """Whether its deployment is active, so that it gets requests; of no spot endpoint."""

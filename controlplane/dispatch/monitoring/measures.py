@@ -13,7 +13,7 @@ from controlplane.dispatch.monitoring.windows import Count, Latency, ServiceLeve
 
 FLEET = "fleet"
 DONE = "done"
-ERRORS = ("failed", "rejected")
+FAILED = "failed"
 """Outcomes, as the ledger has them (`gateway.models.Outcome`)."""
 RELAY_SILENT_S: Final = 5.0
 """Silence after which a relay is not shown: it reports every second."""
@@ -114,8 +114,8 @@ class Measures:
         windows.advance(self.clock())
         counted = self.groups(model, region, "")
         windows.count(counted, Count.FINISHED)
-        if ended.outcome in ERRORS:
-            windows.count(counted, Count.ERRORS)
+        if ended.outcome == FAILED:
+            windows.count(counted, Count.FAILED)
         if met is not None:
             self.judged[model, slo_class, met] += 1
             self.service_levels.judge(scopes_of(model, region), slo_class, ended.objective, met)

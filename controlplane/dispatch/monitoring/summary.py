@@ -30,10 +30,12 @@ from controlplane.dispatch.monitoring.windows import (
     Latency,
 )
 from controlplane.fleet.attainment import worst
-from controlplane.fleet.lifecycle.states import InstanceState
+from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
 from controlplane.fleet.services import INVENTORY_CHANNEL
 from controlplane.jobs.record import Job
 
+WANTED = PRESENT | {InstanceState.FAILED}
+"""States of instances that serve, or should: one that drains, sleeps or is donated is not short."""
 OF_SHARDS = ("queues", "held", "work", "outcomes")
 """Sections in which each shard has its own rows."""
 MAX_WAITING = 500  # listed per queue
@@ -83,13 +85,13 @@ class Summary:
         present = (one for one in self.topology.replicas.values() if one.spec.state != InstanceState.STOPPED)
         replicas = sorted(present, key=lambda replica: replica.name)
         instances = [self._instance(replica) for replica in replicas]
-        endpoints = [self._endpoint(endpoint) for endpoint in self.topology.own_endpoints]
-        endpoints.sort(key=lambda row: (row["model"], row["region"]))
-        held = Counter[str]()
-        for (_, model), number in self.dispatcher.holding.by_tenant.items():
-            held[model] += number
         sections = {name: self.sections[name]() for name in OF_SHARDS if name in self.sections}
-        return {"instances": instances, "endpoints": endpoints, "held_by_model": held} | sections
+        return {"instances": instances, "endpoints": self.endpoints()} | sections
+
+    def endpoints(self) -> list[dict[str, Any]]:
+        """Return the rows of this process's endpoints."""
+        rows = [self._endpoint(endpoint) for endpoint in self.topology.own_endpoints]
+        return sorted(rows, key=lambda row: (row["model"], row["region"]))
 
     def snapshot(self, parts: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
         """Return the summary of the fleet: of this process and of *parts*, those of other shards."""
@@ -100,7 +102,9 @@ class Summary:
         endpoints = sorted(
             map(self._with_rate, whole.pop("endpoints")), key=lambda row: (str(row["model"]), str(row["region"]))
         )
-        held = Counter[str](whole.pop("held_by_model"))
+        held = Counter[str]()
+        for model, count in zip(*(whole["held"][name] for name in ("model", "count")), strict=True):
+            held[model] += count
         models = {
             model: self._tile(
                 f"model {model}",
@@ -142,16 +146,18 @@ class Summary:
         windows = self.windows
         group = windows.group(group_name)
         ttft_class, ttft, ttft_slo_ms = self._ttft(group_name)
+        (ttft_all,) = windows.percentiles(group, Latency.TTFT, (95,))
         itl = windows.percentiles(group, Latency.ITL, (50, 95))
         (e2e_p95,) = windows.percentiles(group, Latency.E2E, (95,))
         classes = self.service_levels.of(group_name)
         headline = worst(classes)
+        failed, ended = (windows.total(group, what, LATENCY_WINDOW_S) for what in (Count.FAILED, Count.FINISHED))
         kv = [row["kv_ratio"] for row in instances if row["kv_ratio"] is not None]
         return {
             "requests_per_s": _rounded(windows.rate(group, Count.REQUESTS, RATE_WINDOW_S), 2),
             "output_tokens_per_s": _rounded(sum(row["output_tokens_per_s"] for row in endpoints)),
             "prompt_tokens_per_s": _rounded(sum(row["prompt_tokens_per_s"] for row in endpoints)),
-            "errors_per_s": _rounded(windows.rate(group, Count.ERRORS, LATENCY_WINDOW_S), 3),
+            "failed_ratio": _rounded(failed / ended, 6) if ended else None,
             "slo_class": headline.slo_class if headline else None,
             "slo_met_ratio": _rounded(headline.ratio, 6) if headline else None,
             "slo_objective_ratio": headline.objective if headline else None,
@@ -163,6 +169,7 @@ class Summary:
             "ttft_p95_ms": _rounded(ttft[1]),
             "ttft_p99_ms": _rounded(ttft[2]),
             "ttft_class": ttft_class,
+            "ttft_all_p95_ms": _rounded(ttft_all),
             "itl_p50_ms": _rounded(itl[0]),
             "itl_p95_ms": _rounded(itl[1]),
             "e2e_p95_ms": _rounded(e2e_p95),
@@ -171,7 +178,7 @@ class Summary:
             "running": sum(row["running"] for row in endpoints),
             "kv_max_ratio": max(kv, default=None),
             "instances_ready": sum(row["instances_ready"] for row in endpoints),
-            "instances": len(instances),
+            "instances": sum(row["state"] in WANTED for row in instances),
             "ttft_slo_ms": ttft_slo_ms,
         }
 
@@ -197,17 +204,19 @@ class Summary:
         dispatcher, fleet = self.dispatcher, self.topology.fleet
         members = [one for one in self.topology.members(endpoint) if one.spec.state != InstanceState.STOPPED]
         slots = [replica.slot for replica in members]
+        present = self.topology.present(endpoint)
+        answering = [replica for replica in present if replica.reachable]
         capacity = int(fleet.kv_capacity_tokens[slots].sum())
         wait_s = dispatcher.estimated_wait_s(endpoint)
         return {
             "model": endpoint.model,
             "region": endpoint.region,
-            "running": int(fleet.running[slots].sum()),
+            "running": sum(map(self.topology.running, present)),
+            "prompt_tokens_per_s": _rounded(sum(replica.prompt_tokens_per_s for replica in answering)),
+            "output_tokens_per_s": _rounded(sum(replica.output_tokens_per_s for replica in answering)),
             "waiting": dispatcher.queue.count(endpoint),
             "oldest_wait_s": _rounded(dispatcher.oldest_wait_s(endpoint)),
             "estimated_wait_s": _rounded(wait_s),
-            "prompt_tokens_per_s": _rounded(sum(row.prompt_tokens_per_s for row in members if row.reachable)),
-            "output_tokens_per_s": _rounded(sum(row.output_tokens_per_s for row in members if row.reachable)),
             "kv_ratio": _rounded(int(fleet.kv_tokens[slots].sum()) / capacity, 4) if capacity else None,
             "instances_ready": int(fleet.accepting[slots].sum()),
             "instances": len(slots),
@@ -215,8 +224,7 @@ class Summary:
 
     def _instance(self, replica: Replica) -> dict[str, Any]:
         fleet, spec, metrics = self.topology.fleet, replica.spec, replica.metrics
-        ahead = self.topology.requests_ahead(replica)
-        running = int(fleet.running[replica.slot]) - ahead  # given requests that it has room for
+        running, ahead = self.topology.running(replica), self.topology.requests_ahead(replica)
         room = self.topology.at_once(replica)
         answered = spec.state not in (InstanceState.PROVISIONING, InstanceState.STOPPED) and metrics is not None
         kv_ratio = metrics.kv_usage_ratio if answered and metrics is not None else None

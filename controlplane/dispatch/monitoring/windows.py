@@ -28,7 +28,7 @@ _EDGES_MS = _FLOOR_MS * _GROWTH ** np.arange(_BUCKETS)
 
 class Count(IntEnum):
     REQUESTS = 0
-    ERRORS = 1
+    FAILED = 1
     FINISHED = 2
     SLO_MET = 3
     SLO_JUDGED = 4

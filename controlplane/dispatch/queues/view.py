@@ -41,7 +41,14 @@ class QueuesView:
         now_s = self.dispatcher.clock()
         if now_s - self._read_s >= EVERY_S:
             self._tables, self._read_s = self._read(), now_s
+        queues = self._tables["queues"]
+        queues["waiting"] = [self._waiting(region) for region in queues["region"]]  # of now, as that of the fleet
         return self._tables
+
+    def _waiting(self, region: str) -> int:
+        dispatcher = self.dispatcher
+        here = (endpoint for endpoint in dispatcher.topology.own_endpoints if endpoint.region == region)
+        return sum(map(dispatcher.queue.count, here))
 
     def _read(self) -> Tables:
         seen = self.dispatcher.reordering.control.read(pinned=True)
@@ -109,7 +116,7 @@ class QueuesView:
             rows.append(
                 {
                     "region": region,
-                    "waiting": sum(map(dispatcher.queue.count, endpoints)),
+                    "waiting": self._waiting(region),
                     "groups": len(here),
                     "queues": len({row["instance"] for row in here}),
                     "at_risk": sum(row["risk"] == "risk" for row in here),

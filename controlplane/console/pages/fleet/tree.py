@@ -11,7 +11,6 @@ from controlplane.fleet import selectors
 from controlplane.fleet.models import Maintenance, Node, Region
 from controlplane.resources.filters import Filters
 from controlplane.resources.instances import STATUSES
-from controlplane.resources.inventory import free_gpus
 
 OPEN_BY_ITSELF, DRAWN = 60, 500
 """Instances up to which all nodes are open, and most rows of instances that are drawn."""
@@ -46,7 +45,7 @@ def tree(rows: Sequence[Row], filters: Filters) -> list[Row]:
         groups, unused, below = list[Row](), list[Node](), list[Row]()
         for key, node in places:
             here = of_node[key]
-            group = _group(node, region, here) | {"window": node and windows.get((node.pk, None))}
+            group = _group(node, here) | {"window": node and windows.get((node.pk, None))}
             groups.append(group)
             if node is not None and not here and not group["notes"]:
                 unused.append(node)
@@ -69,25 +68,20 @@ def _open(asked: str, keys: set[str], count: int) -> set[str]:
     return keys & set(asked.split(","))
 
 
-def _group(node: Any, region: Region, here: Sequence[Row]) -> Row:
+def _group(node: Any, here: Sequence[Row]) -> Row:
     group = {"level": "node", "place": node, "has": len(here), **_sums(here)}
     if node is None:
         return group
     silent = is_silent(node)
     notes = bool(node.cordoned or node.gpus_cordoned or node.ray or silent)
-    return group | gpus_of(node, region) | {"strip": _strip(node, here), "silent": silent, "notes": notes}
+    for name, count in ({"total": node.gpu_count} | selectors.gpus_of(node)).items():
+        group[f"gpus_{name}"] = count
+    return group | {"strip": _strip(node, here), "silent": silent, "notes": notes}
 
 
 def is_silent(node: Node) -> bool:
     """Return whether the agent of *node* should have been heard of."""
     return bool(node.host and node.reported_at and node.reported_at < timezone.now() - AGENT_SILENT)
-
-
-def gpus_of(node: Any, region: Region) -> Row:
-    """Count GPUs of *node*; where it or its region is cordoned, those that are free count as cordoned."""
-    shut = node.cordoned or region.cordoned
-    free, cordoned = (0, node.gpu_count - node.gpus_used) if shut else (free_gpus(node), node.gpus_cordoned)
-    return dict(zip(GPUS, (node.gpu_count, node.gpus_used, free, cordoned), strict=True))
 
 
 def _sums(rows: Iterable[Row]) -> Row:

@@ -15,7 +15,7 @@ from controlplane.console.lists import list_page
 from controlplane.console.live.feed import feed
 from controlplane.console.live.views import live_context, of_charts
 from controlplane.console.pages.fleet.charts import instance_charts
-from controlplane.console.pages.fleet.tree import gpus_of, is_silent, tree
+from controlplane.console.pages.fleet.tree import is_silent, tree
 from controlplane.console.selectors.events import event_row
 from controlplane.console.selectors.instances import instance_row, instance_rows, worst_first
 from controlplane.events.selectors import events_about
@@ -77,7 +77,7 @@ def node(request: HttpRequest, name: str) -> HttpResponseBase:
     context = {
         **live_context(state, "instances,events"),
         "node": row,
-        "gpus": gpus_of(row, row.region),
+        "gpus": selectors.gpus_of(row),
         "silent": is_silent(row),
         "window": row.maintenance.under_way().first(),
         "launchers": sorted(Launcher(each).label for each in launchers),

@@ -1,7 +1,7 @@
 """Models as pages show them: a row of the list, and what the page of one adds."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -14,9 +14,9 @@ from controlplane.fleet.lifecycle.states import COMING, InstanceState
 from controlplane.fleet.models import Deployment, Instance, Model, PerformanceProfile, SloClass
 from controlplane.gateway.selectors import attainments
 from controlplane.planning import bundles
-from controlplane.planning.capacity import EndpointLoad, endpoint_loads
+from controlplane.planning.capacity import EndpointLoad, endpoint_loads, total
 from controlplane.planning.forecasts.demand import EVERY_CLASS, TOKENS
-from controlplane.planning.forecasts.selectors import ForecastWindow, NotServedHere, not_served_here, omitted_from_sums
+from controlplane.planning.forecasts.selectors import ForecastWindow, NotServedHere, not_served_here
 from controlplane.planning.outlook import peaks
 
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -46,18 +46,14 @@ class Endpoint:
     slo: Attainment | None  # of its worst class over the last hour, of those that were served here
 
     @property
-    def ready(self) -> int:
-        return self.states[InstanceState.READY]
-
-    @property
     def state(self) -> tuple[str, str]:
         """Return the mark, by the names of instances' states, and the words beside it: the worst that can be said of it."""
         coming, failed = sum(self.states[state] for state in COMING), self.states[InstanceState.FAILED]
         if coming:
             return "loading", f"{coming} starting"
-        if not self.ready and (self.least or failed):
+        if not self.load.ready and (self.least or failed):
             return "failed", f"{failed} failed" if failed else "none ready"
-        if not self.ready:
+        if not self.load.ready:
             return "stopped", "none"
         return ("saturated", f"use {percent(self.use)}") if self.use > SATURATED else ("ready", "")
 
@@ -67,17 +63,13 @@ class Endpoint:
         return self.peak.mean / able if self.peak and (able := self.load.capacity_tokens_per_s) else None
 
 
-def sum_of_known(values: Iterable[Ratio]) -> Ratio:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRow:
     """One model with its endpoints by region."""
 
     model: Model
     there: list[Endpoint]
+    sums: EndpointLoad  # of its endpoints
     hardware: str
     estimated: bool  # whether a profile of its deployments is not measured
     present: bundles.Present
@@ -89,33 +81,12 @@ class ModelRow:
         return self.model.name
 
     @property
-    def ready(self) -> int:
-        return sum(endpoint.ready for endpoint in self.there)
-
-    @property
     def most(self) -> int:
         return sum(endpoint.most for endpoint in self.there)
 
     @property
-    def usd_per_hour(self) -> float:
-        return sum(endpoint.load.usd_per_hour for endpoint in self.there)
-
-    @property
-    def capacity(self) -> Ratio:
-        return sum_of_known(endpoint.load.capacity_tokens_per_s for endpoint in self.there)
-
-    @property
-    def demand(self) -> Ratio:
-        return sum_of_known(endpoint.load.demand_tokens_per_s for endpoint in self.there)
-
-    @property
-    def load(self) -> Ratio:
-        """Demand as a share of the capacity, over all regions."""
-        return self.demand / self.capacity if self.demand is not None and self.capacity else None
-
-    @property
     def forecast_load(self) -> Ratio:
-        return self.peak.mean / self.capacity if self.peak and self.capacity else None
+        return self.peak.mean / able if self.peak and (able := self.sums.capacity_tokens_per_s) else None
 
     @property
     def below(self) -> bool:
@@ -148,6 +119,7 @@ def model_rows(state: LiveState, now: datetime, name: str = "") -> list[ModelRow
         ModelRow(
             model=model,
             there=endpoints[model.name],
+            sums=total(endpoint.load for endpoint in endpoints[model.name]),
             hardware=" or ".join(sorted(hardware[model.name])) or "not deployed",
             estimated=model.name in estimated,
             present=presents[model.pk],
@@ -166,7 +138,7 @@ def _endpoints(
     for instance in Instance.objects.filter(deployment__model__name__in=deployments):
         of_deployment[instance.deployment_id].append(instance)
     live = {(row["model"], row["region"]): row for row in state.tables["endpoints"]}
-    loads, measured = state.instance_rows(), endpoint_loads(now)
+    loads, measured = state.instance_rows(), endpoint_loads(now, state.tables["endpoints"])
     elsewhere, served = not_served_here(TOKENS, now, EVERY_CLASS), attainments(now - SLO_OVER)
     endpoints: dict[str, list[Endpoint]] = defaultdict(list)
     for place, group in [((name, region), rows) for name, own in deployments.items() for region, rows in own.items()]:
@@ -195,17 +167,12 @@ def _endpoints(
 
 def tiles(rows: Sequence[ModelRow]) -> dict[str, Any]:
     """Return the numbers at the head, over all models."""
-    omitted = omitted_from_sums()
-    summed = [row for row in rows if row.name not in omitted]
     return {
         "models": len(rows),
         "endpoints": sum(len(row.there) for row in rows),
-        "ready": sum(row.ready for row in rows),
+        "sums": total(endpoint.load for row in rows for endpoint in row.there),
         "most": sum(row.most for row in rows),
         "below": sorted((row for row in rows if row.below), key=lambda row: -(row.live["slo_burn"] or 0.0)),
-        "demand": sum_of_known(row.demand for row in summed),
-        "capacity": sum_of_known(row.capacity for row in summed),
-        "usd_per_hour": sum(row.usd_per_hour for row in rows),
     }
 
 

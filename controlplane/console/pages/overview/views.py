@@ -2,6 +2,7 @@
 
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
+from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
@@ -14,7 +15,8 @@ from controlplane.console.live.views import live_context, of_charts
 from controlplane.console.pages.overview.charts import overview_charts, sparks
 from controlplane.console.pages.overview.first_steps import first_steps
 from controlplane.console.selectors.instances import instance_rows, worst_first
-from controlplane.fleet.selectors import instances, usd_per_hour
+from controlplane.fleet.selectors import instances
+from controlplane.planning.capacity import endpoint_loads, total
 from controlplane.planning.sizing.selectors import newest_loss
 from controlplane.resources.filters import CHART_RANGE, Filters, model_select
 from controlplane.resources.instances import INSTANCES, SUMMARY
@@ -55,7 +57,7 @@ def overview(request: HttpRequest) -> HttpResponseBase:
         "columns": INSTANCES.named(*SUMMARY),
         "rows": [row for row in rows if row["status"] != "stopped"][:INSTANCES_SHOWN],
         "rows_total": len(rows),
-        "usd_per_hour": usd_per_hour(model),
+        "sums": total(each for each in endpoint_loads(timezone.now()).values() if model in ("", each.model)),
         "events": event_list(),
         "losses": newest_loss(),
         "steps": first_steps(request),
