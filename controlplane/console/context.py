@@ -60,7 +60,7 @@ SCALING = Entry("Scaling", "scaling", (Section("scaling", "Scaling"), Section("c
 WHAT_IF = _entry("What-if", "what-if", "what-ifs", "what-if", "new-what-if")
 CAPACITY = _entry("Capacity", "capacity", "capacity", "capacity-plan")
 USAGE = Entry(
-    "Usage", "usage", (Section("usage", "Usage"), Section("keys", "Keys and budgets")), ("keys", "Keys")
+    "Usage", "usage", (Section("usage", "Usage", ("prices",)), Section("keys", "Keys and budgets")), ("keys", "Keys")
 )  # fmt: skip
 API = Section("api-docs", "API")
 SYSTEM = Entry("System", "system", (
@@ -108,14 +108,16 @@ def console(request: HttpRequest) -> dict[str, object]:
         return {"version": __version__}
     match = request.resolver_match
     role, alerts = role_of(request), feed.latest().alerts
-    entries, page = navigation(request), match.url_name if match and match.app_name == "console" else ""
+    entries, page = navigation(request), (match.url_name or "") if match and match.app_name == "console" else ""
+    entry = next((one for _, group in entries for one in group if one.section_of(page)), None)
     return {
         "version": __version__,
         "zone": timezone.get_current_timezone_name(),
         "base_url": request.build_absolute_uri("/").rstrip("/"),
         "navigation": entries,
         "page_name": page,
-        "entry": next((one for _, group in entries for one in group if one.section_of(page or "")), None),
+        "entry": entry,
+        "section": entry and entry.section_of(page),
         "fleet_role": role,
         "is_operator": may(request, Role.OPERATOR),
         "sees_admin": may(request, Role.ADMIN),

@@ -198,13 +198,13 @@ def moment(at: datetime, now: datetime) -> str:
     return f"{at.day} {at:%b}{year} {at:%H:%M:%S}"
 
 
-def mark(status: str) -> SafeString:
-    """Render a status as shape, colour and word."""
+def mark(status: str, word: str = "") -> SafeString:
+    """Render a status as shape, colour and *word*."""
     return format_html(
         '<span class="status" data-status="{}"><svg aria-hidden="true"><use href="#mark-{}"/></svg><span>{}</span></span>',
         status,
         status,
-        STATUSES.get(status, status),
+        word or STATUSES.get(status, status),
     )
 
 

@@ -108,7 +108,7 @@ class RuleForm(ReasonedForm):
         classes = SloClass.objects.values_list("name", flat=True)
         self.fields["model"].widget = forms.Select(choices=every("models", model_names()))
         self.fields["slo_class"].widget = forms.Select(choices=every("classes", classes))
-        shown = {"placeholder": self.instance.receivers_shown, "autocomplete": "off", "class": "whole"}
+        shown = {"placeholder": self.instance.receivers_shown, "autocomplete": "off", "class": "long"}
         self.fields["receivers"].widget = forms.TextInput(attrs=shown)
         self.fields["severity"].choices = [("", "By how bad it is"), *Severity.choices]  # type: ignore[attr-defined]
         if "condition" in self.fields:

@@ -128,9 +128,7 @@ PRICES = Resource(
     least=Role.VIEWER,
     filters=(of_choice("of", PriceOf, "items"), Filter("name")),
     page=("item", "name", "amount", "from_at", "reason", "created_by", "created_at"),
-    parent=("console:usage", "Usage"),
     empty="No price was entered.",
-    template="console/usage/prices.html",
 )
 NODES = Resource(
     name="nodes",
@@ -218,7 +216,7 @@ STOCK = Resource(
         Column("name", "Model or adapter", draw="id"),
         Column("node", source="node.name", type=str),
         Column("source", "Source"),
-        Column("state", "State", type=StockState, draw="console/fleet/state_cell.html"),
+        Column("state", "State", type=StockState, draw="mark"),
         Column("bytes", "On disk", draw="console/fleet/bytes_cell.html", kind="num"),
         Column("changed_at", "Changed (UTC)", draw="moment"),
         Column("error", "Error", draw="wide"),
@@ -309,8 +307,7 @@ TARGET_COMPARISONS = Resource(
                 f"medians.{name}",
                 type=float | None,
                 label=title,
-                draw=f"console/models/{name}_cell.html",
-                kind="num",
+                draw="count" if unit == "tokens" else "milliseconds",
                 about="Median of the last day.",
             )
             for name, title, unit in (
@@ -325,8 +322,7 @@ TARGET_COMPARISONS = Resource(
             "Errors (ratio)",
             type=float | None,
             label="Errors",
-            draw="console/models/error_cell.html",
-            kind="num",
+            draw="percent_fine",
             about="Share not answered, or answered by a fallback.",
         ),
         Column("heaviest", "Heaviest", type=bool, about="Whether it has the largest weight of its name."),

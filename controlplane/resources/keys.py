@@ -30,7 +30,7 @@ KEYS = Resource(
     columns=(
         Column("id"),
         Column("name", "Name"),
-        Column("prefix", "Key", draw="console/keys/prefix_cell.html"),
+        Column("prefix", "Key", draw="id"),
         Column("tenant", "Tenant", "tenant.name"),
         Column(
             "role",
@@ -55,7 +55,7 @@ KEYS = Resource(
             leaves=LEAVES,
         ),
         Column("created_at", "Created (UTC)", draw="moment", leaves=LEAVES),
-        Column("last_used_at", "Last used (UTC)", draw="console/keys/last_used_cell.html"),
+        Column("last_used_at", "Last used (UTC)", draw="age"),
         Column("expires_at", "Expires (UTC)"),
         Column("revoked_at", "Revoked (UTC)"),
         Column("usable", type=bool, label="State", draw="console/keys/state_cell.html"),

@@ -72,7 +72,7 @@ LENGTH_VERSIONS = Resource(
     columns=(
         Column("number", "Version", draw="console/lengths/version_cell.html"),
         Column("kind", "Kind"),
-        Column("state", "State", type=VersionState, draw="console/lengths/version_state.html"),
+        Column("state", "State", type=VersionState, draw="mark"),
         Column("trained_at", "Trained (UTC)", draw="age"),
         Column("samples", "Samples", draw="count"),
         shown("mae", "Error held out (tok)", "measures.mae", "quantity"),

@@ -62,7 +62,7 @@ class Column:
     label: str = ""
     """On the page; by default the heading without its unit."""
     draw: str = ""
-    """Format on the page: of a number, `moment`, `age`, `since`, `id`, `reason`, `wide`; or a template, given `row`."""
+    """Format on the page: of a number, `moment`, `age`, `since`, `mark`, `id`, `reason`, `wide`; or a template of `row`."""
     live: str = ""
     """Format of a number that the live connection keeps fresh, in place of *draw*."""
     kind: str = ""
@@ -236,8 +236,6 @@ class Resource:
     """Role over the fleet that the page needs; None: any user of a tenant."""
     title: str = ""
     file: str = ""
-    parent: tuple[str, str] | None = None
-    """Address and title of the page above."""
     caption: str = "Newest first"
     sorted_captions: tuple[str, str] = ("Greatest first", "Least first")
     """Of the descending and the ascending order."""

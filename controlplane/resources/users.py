@@ -40,7 +40,6 @@ USERS = Resource(
     filters=(search_in("username", "email", control=Search("q", "Search by name or mail")),),
     page=("username", "email", "access", "date_joined", "last_login"),
     caption="by name",
-    template="console/users/users.html",
     actions="console/users/actions.html",
     whole=1000,
 )

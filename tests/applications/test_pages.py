@@ -138,7 +138,8 @@ def test_running_runs_have_slack(client, operator, application, running, deadlin
     application.runs.filter(pk=running.pk).update(deadline_s=deadline_s)
     client.force_login(operator)
     pages = [client.get(path).content.decode() for path in ("/applications/", f"/applications/runs/{running.pk}/")]
-    assert f'/applications/runs/{running.pk}/#run-stop"' in pages[0]
+    assert f'/applications/runs/{running.pk}/#stop-runs-{running.pk}"' in pages[0]
+    assert f'<dialog id="stop-runs-{running.pk}"' in pages[1]
     assert ('class="deadline" x1=' in pages[0]) == (deadline_s is not None)
     assert any(word in page for page in pages)
 

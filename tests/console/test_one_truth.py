@@ -38,7 +38,7 @@ def test_overview_lists_what_is_open_and_the_navigation_counts_the_same(acting, 
     acknowledge(Alert.objects.get(subject="two"), operator)
     live.judge()
     page = acting.get("/").content.decode()
-    shown = page.partition('<ul class="attention"')[2].partition("</ul>")[0]
+    shown = page.partition('<ul class="event-list" aria-label="Needs attention"')[2].partition("</ul>")[0]
     assert [name in shown for name in ("one failed", "two failed", "Redis: down")] == [True, False, True]
     assert "1 more is" in page
     counts = dict(re.findall(r'data-fragment="badge/(\w+)"><span class="count">(\d+)', page))

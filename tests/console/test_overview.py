@@ -52,7 +52,7 @@ def test_attention_is_of_the_model(reader, live, two_models, model, others):
     live.show(Feed(rows_of(two_models)))
     live.judge()
     html = page(reader, "overview", model=model)
-    shown = "".join(re.findall(r'<ul class="attention".*?</ul>', html, re.DOTALL))
+    shown = "".join(re.findall(r'<ul class="event-list" aria-label="Needs attention".*?</ul>', html, re.DOTALL))
     assert f"{model.split('-')[0]}-one" in shown
     assert others not in shown
     assert "redis ended" in html  # decisions are of the whole fleet

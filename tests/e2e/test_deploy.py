@@ -188,7 +188,7 @@ def test_a_plan_of_a_what_if_moves_an_instance(stack, open_page):
     dialog = page.get_by_role("dialog", name=f"Make B, {MOVED} min")
     for box in dialog.get_by_role("checkbox").all():  # asked twice where it keeps its promises seldom
         box.check()
-    dialog.get_by_label("Note").fill("one more for the evening")
+    dialog.get_by_label("Reason").fill("one more for the evening")
     dialog.get_by_role("button", name="Make it the plan").click()
     expect(page.locator(".choice")).to_contain_text("B became the plan, by")
     stack.says("shell", "-v", "0", "-c", APPROVE)

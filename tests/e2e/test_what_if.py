@@ -81,7 +81,7 @@ def test_a_what_if_from_the_question_to_the_plan(no_what_ifs, open_page, browser
     keep(page, "what-if-plan")
     for box in dialog.get_by_role("checkbox").all():  # asked twice where it keeps its promises seldom
         box.check()
-    dialog.get_by_label("Note").fill("tried for ten minutes")
+    dialog.get_by_label("Reason").fill("tried for ten minutes")
     orders = Deployment.objects.filter(active=True).order_by("pk").values_list("ordering_policy", flat=True)
     before = list(orders)
     assert set(before) != {"qlm"}

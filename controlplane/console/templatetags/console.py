@@ -7,6 +7,7 @@ from typing import Any
 from django import template
 from django.db.models import Q
 from django.template.loader import render_to_string
+from django.template.loader_tags import BLOCK_CONTEXT_KEY
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
@@ -33,6 +34,7 @@ for written in (
     register.filter(written.__name__, written)
 register.filter("title_of", title_of)
 register.filter("explained", explained)
+register.filter("words", lambda text: text.split())
 
 
 @register.filter
@@ -52,15 +54,10 @@ def after_colon(label: str) -> str:
 
 
 @register.filter
-def last_part(name: str) -> str:
-    """By what one instance differs from its siblings: `-3` of `llama-east-3`; empty for a name of one part."""
+def ends(name: str) -> tuple[str, str]:
+    """What an instance's name shares with its siblings', and by what it differs: `llama-east` and `-3`."""
     begin, dash, last = name.rpartition("-")
-    return f"{dash}{last}" if begin else ""
-
-
-@register.filter
-def without_end(name: str, end: str) -> str:
-    return name.removesuffix(end)
+    return (begin, dash + last) if begin else (name, "")
 
 
 @register.filter
@@ -73,6 +70,12 @@ def prefixed(key: Any, prefix: str) -> str:
 def as_json(value: Any) -> str:
     """For a field that is edited as text; nothing at all for an empty object."""
     return json.dumps(value, sort_keys=True) if value else ""
+
+
+@register.simple_tag(takes_context=True)
+def again(context: template.Context, name: str) -> SafeString:
+    """The block *name* of the page once more."""
+    return context.render_context[BLOCK_CONTEXT_KEY].get_block(name).render(context)
 
 
 @register.simple_tag
@@ -163,16 +166,30 @@ def tile(label: str, value: str, unit: str = "", title: str = "") -> SafeString:
     return render_to_string("console/parts/tile.html", shown)
 
 
+@register.simple_block_tag
+def table(content: SafeString, label: str, *headers: str, css: str = "") -> SafeString:
+    """A table whose rows are *content*. A header has `#` before it over numbers, `~` if it is only spoken, a tip after `|`.
+
+    One that is empty is left out.
+    """
+    parts = (header.partition("|") for header in headers if header)
+    columns = [(text[0], text.lstrip("#~"), tip or explained(text)) for text, _, tip in parts]
+    shown = {"label": label, "columns": columns, "css": css, "rows": content}
+    return render_to_string("console/parts/plain_table.html", shown)
+
+
 @register.simple_block_tag(takes_context=True)
 def reason_dialog(
     context: template.Context, content: SafeString, name: str, action: str, title: str, *of: Any, **more: Any
 ) -> SafeString:
     """A dialog that says what an action does, asks for its reason and posts to *action*; a button opens it by its id *name*.
 
-    *title* is a format of *of*. More may be `button`, its word; `cancel`, the other's; `grave`, for what is hard to undo.
+    *title* is a format of *of*. More may be `button`, its word; `cancel`, the other's; `grave`, for what is hard to undo;
+    `reason`, `optional` or `none`; `files`, where one is sent.
     """
-    shown = {"name": name, "action": action, "title": title.format(*of), "content": content, "cancel": "Cancel", **more}
-    shown["page_address"] = context.get("page_address")  # where only a part of the page is asked for
+    shown = {"name": name, "action": action, "title": title.format(*of), "content": content, "cancel": "Cancel"}
+    # The address where only a part of the page is asked for.
+    shown |= {known: context.get(known) for known in ("page_address", "drawn_after")} | more
     return render_to_string("console/parts/reason_dialog.html", shown, context["request"])
 
 

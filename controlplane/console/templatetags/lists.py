@@ -21,6 +21,8 @@ def drawn(row: Any, column: Column) -> str:
         return formats.FORMATS[column.draw](value, {})
     if column.draw == "moment":
         return moment(value)
+    if column.draw == "mark":
+        return formats.mark(value, getattr(row, f"get_{column.name}_display")())
     if column.draw in EPOCHS:
         return formats.ticking(column.draw, value.timestamp() if isinstance(value, datetime) else value)
     if value in (None, ""):

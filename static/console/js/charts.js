@@ -31,12 +31,11 @@ function resolved(value) {
 export function themed(figure) {
   probe ??= document.body.appendChild(Object.assign(document.createElement("span"), { hidden: true }));
   const known = new Map();
-  const copy = JSON.parse(JSON.stringify(figure), (key, value) => {
+  return JSON.parse(JSON.stringify(figure), (key, value) => {
     if (typeof value !== "string" || !value.startsWith("var(--")) return value;
     if (!known.has(value)) known.set(value, resolved(value));
     return known.get(value);
   });
-  return copy;
 }
 
 export class Charts {
@@ -45,7 +44,6 @@ export class Charts {
   #visible = new Set();
   #figures = new Map(); // key of the chart: its newest figure
   #observer;
-  #timer = 0;
   #linked = new Set();
   #zooming = false;
 
@@ -67,7 +65,7 @@ export class Charts {
       for (const panel of panels) this.#adopt(panel);
     });
     document.addEventListener("themechange", () => this.#drawAll());
-    this.#timer = setInterval(() => this.#refresh(), Number(container.dataset.chartsEveryS ?? EVERY_S) * 1000);
+    setInterval(() => this.#refresh(), Number(container.dataset.chartsEveryS ?? EVERY_S) * 1000);
   }
 
   #adopt(panel) {

@@ -34,7 +34,7 @@ export function startSending() {
 // A form that says what it would change before it is sent.
 export function startChanges() {
   document.addEventListener("change", (event) => {
-    const form = event.target.closest?.("form[data-changes]");
+    const form = event.target.closest?.("[data-changes]");
     if (!form) return;
     const changed = [...form.querySelectorAll("select")].filter((select) => !select.selectedOptions[0].defaultSelected);
     const said = changed.map((select) => `${select.dataset.part}: ${select.selectedOptions[0].text} instead of ${select.dataset.now}. ${select.selectedOptions[0].title}`);

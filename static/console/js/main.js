@@ -1,13 +1,11 @@
 // Entry of every page: starts what the page has.
-import { startApplications } from "./applications.js";
-import { startBatches } from "./batches.js";
+import { startRun } from "./applications.js";
 import { labelCells } from "./cards.js";
 import { Charts } from "./charts.js";
 import { startSelection } from "./fleet.js";
 import { startChanges, startCopying, startDialogs, startEstimates, startFilters, startSending } from "./forms.js";
 import { startKeys } from "./keys.js";
 import { Live } from "./live.js";
-import { startMenus } from "./menus.js";
 import { startPlayground } from "./playground.js";
 import { startQueues } from "./queues.js";
 import { startSearch } from "./search.js";
@@ -28,7 +26,8 @@ document.addEventListener("swapped", ({ detail }) => labelCells(detail.element.p
 const badge = document.querySelector("[data-live]");
 const live = badge ? new Live(badge, document.querySelector("[data-pause]")) : null;
 startRegions(live ?? { paused: false });
-startKeys(live, startSearch(), startBatches() ?? startWhatIfs() ?? startApplications() ?? startQueues(live));
+startKeys(live, startSearch(), startRun() ?? startQueues(live));
+startWhatIfs();
 // In a narrow window the navigation opens below a button; without a script it is open.
 const menu = document.querySelector("[data-menu]");
 if (menu) {
@@ -37,7 +36,6 @@ if (menu) {
 }
 startFilters();
 startDialogs();
-startMenus();
 startChanges();
 startEstimates();
 startSending();

@@ -73,17 +73,14 @@ function keys(event) {
     ArrowDown: () => current && toLane(1), ArrowUp: () => current && toLane(-1),
     ArrowLeft: () => inLane(-1), ArrowRight: () => inLane(1),
   }[event.key]?.();
-  if (to) { to.focus(); return true; }
-  const press = event.key === "v" ? "#lanes [data-other-colour]" : event.key === "Escape" ? "#group [data-close]" : `#group [data-key="${CSS.escape(event.key)}"]`;
-  const button = document.querySelector(press);
-  button?.click();
-  return Boolean(button);
+  to?.focus();
+  return Boolean(to);
 }
 
-// Gives the keys of the page, or none on other pages.
+// Gives the keys of the page, or undefined on other pages.
 export function startQueues(live) {
   const region = document.querySelector("[data-queues]")?.dataset.queues;
-  if (region === undefined) return () => false;
+  if (region === undefined) return undefined;
   layAll();
   live?.addEventListener("state", ({ detail: { ts } }) => {
     const now = new Date(ts * 1000).toLocaleTimeString("en-GB", { timeZone: document.querySelector("[data-live]").dataset.zone });

@@ -1,4 +1,4 @@
-// The what-if pages: rows of the form are added and taken away, and futures are walked by keys.
+// The what-if pages: rows of the form are added and taken away, and a future is chosen.
 import { refreshRegions } from "./swap.js";
 
 const changed = (element) => element.dispatchEvent(new Event("input", { bubbles: true }));
@@ -35,22 +35,6 @@ function startForm(form) {
   });
 }
 
-// Buttons and links that have a key. Says whether it did something.
-export function pressed({ key }) {
-  const button = document.querySelector(`[data-key="${CSS.escape(key)}"]`);
-  button?.click();
-  return Boolean(button);
-}
-
-// Futures by number; arrows go on from the chosen one.
-function keys(event) {
-  const chosen = document.querySelectorAll('[type="radio"][name="future"]')[event.key - 1];
-  chosen?.click();
-  chosen?.focus();
-  return Boolean(chosen) || pressed(event);
-}
-
-// Gives the keys of the page, or null on other pages.
 export function startWhatIfs() {
   const form = document.querySelector("[data-what-if-form]");
   if (form) startForm(form);
@@ -61,5 +45,4 @@ export function startWhatIfs() {
     history.replaceState(null, "", url);
     refreshRegions(0);
   });
-  return document.querySelector("[data-what-if], #what-ifs") ? keys : null;
 }

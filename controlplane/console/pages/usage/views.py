@@ -166,4 +166,4 @@ def usage_page(request: HttpRequest) -> HttpResponseBase:
 @fleet_role(Role.VIEWER)
 def prices(request: HttpRequest) -> HttpResponseBase:
     editing = edit(request, PRICES, PriceForm)
-    return editing if isinstance(editing, HttpResponse) else list_page(request, PRICES, editing=editing)
+    return editing if isinstance(editing, HttpResponse) else list_page(request, PRICES, editing=editing, edits=True)

@@ -23,7 +23,7 @@ from controlplane.resources.users import USERS, people
 @fleet_role(Role.ADMIN)
 def users(request: HttpRequest) -> HttpResponseBase:
     editing = edit(request, USERS, UserForm)
-    return editing if isinstance(editing, HttpResponse) else list_page(request, USERS, editing=editing)
+    return editing if isinstance(editing, HttpResponse) else list_page(request, USERS, editing=editing, edits=True)
 
 
 @never_cache

@@ -65,7 +65,7 @@ def against_now(one: Row) -> Row:
     sure, needs = one["decides"]["delta"] == one["seeds_done"], plan.needs_of(one, "delta")
     if met["delta_low"] == met["delta_high"]:
         sure, interval = sure or one["seeds_done"] > 1, "the same" * (not met["delta"])
-    tone = "" if not sure or not met["delta"] else "better" if met["delta"] > 0 else "worse"
+    tone = "" if not sure or not met["delta"] else "ok-text" if met["delta"] > 0 else "crit-text"
     under = "; ".join(filter(None, (interval, "" if sure else needs)))
     return {"text": points_signed(met["delta"]), "under": under, "tone": tone}
 
