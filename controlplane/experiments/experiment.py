@@ -240,7 +240,7 @@ class Experiment:
             return self.run(settings, progress)
         seeds = range(settings["seed"], settings["seed"] + settings["seeds"])
         results = [self.run({**settings, "seed": seed}, progress) for seed in seeds]
-        return mean_of(results) | {name: settings[name] for name in ("seed", "seeds")}
+        return mean_of(results) | {name: settings[name] for name in ("seed", "seeds")}  # type: ignore[no-any-return]
 
     def check_installed(self, settings: Settings) -> None:
         """Raise ModelsExtraMissing where *settings* name what needs the models extra."""

@@ -77,7 +77,7 @@ def run(settings: experiment.Settings, progress: experiment.Progress) -> experim
 
 def _over_seeds(same: Sequence[experiment.Row]) -> experiment.Row:
     in_time = [row["in_time_of_all"] for row in same]
-    return experiment.mean_of(same) | {"least_in_time_of_all": min(in_time), "most_in_time_of_all": max(in_time)}
+    return experiment.mean_of(same) | {"least_in_time_of_all": min(in_time), "most_in_time_of_all": max(in_time)}  # type: ignore[no-any-return]
 
 
 def show(console: Console, result: experiment.Result) -> None:

@@ -1,6 +1,7 @@
 """Rows of the inventory: regions and their latencies, GPU types, nodes, models, SLO classes, deployments."""
 
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Any
 
 from django.utils import timezone
@@ -97,6 +98,10 @@ def by_name(rows: Any, text: str) -> list[Any]:
     return [row for row in rows if text.lower() in row.name.lower()]
 
 
+def _gpus_in(state: str, node: Node) -> int:
+    return selectors.gpus_of(node)[state]
+
+
 REGIONS = Resource(
     name="regions",
     noun="region",
@@ -143,10 +148,7 @@ NODES = Resource(
         Column("region", source="region.name", type=str),
         Column("gpu_type", source="gpu_type.name", type=str),
         *columns("gpu_count", "address", "active", "cordoned"),
-        *(
-            Column(f"gpus_{state}", source=lambda row, state=state: selectors.gpus_of(row)[state], type=int)
-            for state in ("used", "cordoned", "free")
-        ),
+        *(Column(f"gpus_{state}", source=partial(_gpus_in, state), type=int) for state in ("used", "cordoned", "free")),
         *columns("host", "reported_at"),
         Column("ray", type=dict[str, Any]),
     ),

@@ -70,4 +70,4 @@ def measured(
     prompt, output = (np.frombuffer(each, np.int32) for each in (prompt_tokens, output_tokens))
     sizes, judged = tuple(measuring.fleet_sizes(instances)), np.frombuffer(interactive, np.bool_)
     of = {"interactive": judged, "percentile": percentile, "cv": cv, "sizes": sizes, "most_above": most_above}
-    return measuring.simulated_capability(engine, prompt, output, promise, **of)
+    return measuring.simulated_capability(engine, prompt, output, promise, **of)  # type: ignore[arg-type]

@@ -75,7 +75,8 @@ def as_json(value: Any) -> str:
 @register.simple_tag(takes_context=True)
 def again(context: template.Context, name: str) -> SafeString:
     """The block *name* of the page once more."""
-    return context.render_context[BLOCK_CONTEXT_KEY].get_block(name).render(context)
+    block: SafeString = context.render_context[BLOCK_CONTEXT_KEY].get_block(name).render(context)
+    return block
 
 
 @register.simple_tag
@@ -187,7 +188,13 @@ def reason_dialog(
     *title* is a format of *of*. More may be `button`, its word; `cancel`, the other's; `grave`, for what is hard to undo;
     `reason`, `optional` or `none`; `files`, where one is sent.
     """
-    shown = {"name": name, "action": action, "title": title.format(*of), "content": content, "cancel": "Cancel"}
+    shown: dict[str, Any] = {
+        "name": name,
+        "action": action,
+        "title": title.format(*of),
+        "content": content,
+        "cancel": "Cancel",
+    }
     # The address where only a part of the page is asked for.
     shown |= {known: context.get(known) for known in ("page_address", "drawn_after")} | more
     return render_to_string("console/parts/reason_dialog.html", shown, context["request"])

@@ -7,8 +7,8 @@ from typing import Any, Final
 import numpy as np
 
 from controlplane.dispatch.dispatcher import Dispatcher
-from controlplane.dispatch.queues.view import Row, group_rows
-from controlplane.dispatch.wire import QueueChange
+from controlplane.dispatch.queues.view import group_rows
+from controlplane.dispatch.wire import QueueChange, Row
 from controlplane.fleet.lifecycle.states import ActionError
 from scheduling.queueing.groups import put_before, unqueue
 from scheduling.queueing.served import worth

@@ -108,8 +108,9 @@ def by_profile(
         # A sequence without output ends with its prefill, as one of a single token does.
         lengths = np.round(prompts).astype(np.int64), np.maximum(np.round(outputs), 1).astype(np.int64)
         interactive = [kinds.get(name) != SloKind.NON_INTERACTIVE for name in names]
-        of = {"interactive": interactive, "percentile": percentile, "cv": steps[2]}
-        _simulated[key] = simulated_capability(engine, *lengths, promise, **of)
+        _simulated[key] = simulated_capability(
+            engine, *lengths, promise, interactive=interactive, percentile=percentile, cv=steps[2]
+        )
     return _simulated[key]
 
 

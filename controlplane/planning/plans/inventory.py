@@ -121,8 +121,8 @@ def read(models: Set[str] | None = None, at: datetime | None = None) -> Fleet:
             taken[region, gpu_type] += gpus  # draining instances free their GPUs soon
     units: Counter[tuple[str, str]] = Counter()
     for machine in Node.objects.filter(active=True).select_related("region", "gpu_type"):
-        for own in (machine, machine.region):
-            own.cordoned = "" if own in lifted else own.cordoned
+        for host in (machine, machine.region):
+            host.cordoned = "" if host in lifted else host.cordoned
         usable = places.plannable_gpus(machine) if not shut & {machine, machine.region} else 0
         units[machine.region.name, machine.gpu_type.name] += usable
     free = {place: max(count - taken[place], planned[place]) for place, count in units.items()}

@@ -114,12 +114,11 @@ def _demand(inputs: "PlanInputs", start: datetime, followers: Mapping[str, str])
             ahead[endpoint] = [replace(now, **level, mean=mean, now_tokens_per_s=0.0)] * HOURS
             continue
         band, _ = levels(endpoint[0], followers[endpoint[0]])
-        bands = [(each.mean, getattr(each, band)) for each in made]
+        prompt, output = (
+            [Band(*map(np.atleast_1d, at)) for at in zip(each.mean, getattr(each, band), strict=True)] for each in made
+        )
         ahead[endpoint] = [
-            EndpointDemand.of(
-                *(Band(mean[hour : hour + 1], upper[hour : hour + 1]) for mean, upper in bands),
-                follows, now.beta_tokens_per_s, now.cv,
-            )
-            for hour in range(1, HOURS + 1)
-        ]  # fmt: skip
+            EndpointDemand.of(*at, follows, now.beta_tokens_per_s, now.cv)
+            for at in list(zip(prompt, output, strict=True))[1 : HOURS + 1]
+        ]
     return ahead

@@ -162,5 +162,7 @@ def _measured(
     engine: EngineConfig, prompt: bytes, output: bytes, interactive: bytes, promise: Promise, percentile: float
 ) -> Capability:
     lengths = np.frombuffer(prompt, np.int64), np.frombuffer(output, np.int64)
-    of = {"interactive": np.frombuffer(interactive, np.bool_), "percentile": percentile}
-    return simulated_capability(engine, *lengths, promise, **of, sizes=SIZES, most_requests=REQUESTS)
+    judged = np.frombuffer(interactive, np.bool_)
+    return simulated_capability(
+        engine, *lengths, promise, interactive=judged, percentile=percentile, sizes=SIZES, most_requests=REQUESTS
+    )

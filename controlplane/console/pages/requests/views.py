@@ -1,7 +1,8 @@
 """Requests from the ledger: the list, and one request with the trace of how it was placed."""
 
-from typing import Any
+from typing import Any, cast
 
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_safe
@@ -23,7 +24,7 @@ def requests(request: HttpRequest) -> HttpResponseBase:
     """The list; with `?first=` the page of its first request."""
     if "first" in request.GET:
         filters, rows = REQUESTS.listed(viewer_of(request), request.GET)
-        for row in REQUESTS.page_of(rows, filters, None).rows[:1]:
+        for row in REQUESTS.page_of(cast("QuerySet[LedgerRow]", rows), filters, None).rows[:1]:
             return redirect("console:request", row.pk)
     return list_page(request, REQUESTS)
 
