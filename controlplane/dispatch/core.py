@@ -109,7 +109,7 @@ class Core:
         if placed is None:
             self.enqueue(request, endpoint)
         elif replica is None:
-            self.deliver(port.Lost(asked.number))
+            self.deliver(port.Lost(asked.number, request.attempts))
         else:
             for queued in self.hooks["queued"]:
                 queued(request)

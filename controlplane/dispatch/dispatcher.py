@@ -173,7 +173,7 @@ class Dispatcher(Core):
     def lose(self, replica: Replica) -> None:
         """Give up *replica*; the gateway decides what to do for each of its requests."""
         for request in list(replica.requests):
-            self.deliver(port.Lost(request.asked.number))
+            self.deliver(port.Lost(request.asked.number, request.attempts))
 
     def leave_region(self, region: str) -> None:
         """Leave *region*, which went dark: what waits there moves, and what runs there without output is retried."""
@@ -184,7 +184,7 @@ class Dispatcher(Core):
         for replica in topology.replicas.values():
             if replica.spec.region == region:
                 for request in [each for each in replica.requests if not each.output_tokens]:
-                    self.deliver(port.Lost(request.asked.number))
+                    self.deliver(port.Lost(request.asked.number, request.attempts))
 
     def stop_run(self, application: tuple[int, str], run: str) -> None:
         """End all open calls of a run, and refuse later ones."""
@@ -193,7 +193,7 @@ class Dispatcher(Core):
             if request.replica is None:
                 self.drop(request, run_stopped(request.asked))
             else:
-                self.deliver(port.Lost(request.asked.number, stopped=True))
+                self.deliver(port.Lost(request.asked.number, request.attempts, stopped=True))
 
     # Reading
 

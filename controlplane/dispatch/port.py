@@ -459,9 +459,10 @@ class Evict(Record, frozen=True):
 
 
 class Lost(Record, frozen=True):
-    """The request's instance was given up, or is another one by now."""
+    """The request's instance was given up, or is another one by now. It may have left that instance meanwhile."""
 
     number: int
+    attempt: int  # of the `Placed` that it is about
     reclaimed: bool = False  # a donated instance was reclaimed, and the request ends
     stopped: bool = False  # an operator has stopped its application run, and the request ends
 

@@ -48,7 +48,7 @@ class Spot(Stage):
             if late or request.asked.ends_on_reclaim:
                 if request.evicting_s != math.inf:
                     request.evicting_s = math.inf  # it ends
-                    self.core.deliver(port.Lost(number, reclaimed=True))
+                    self.core.deliver(port.Lost(number, request.attempts, reclaimed=True))
                     ended += 1
             elif request.evicting_s is None and self.core.evict(number) is not None:
                 evicted += 1

@@ -56,7 +56,7 @@ RECORDS = [
     port.Load(8, 12),
     port.Spent(((1, None, ""), (None, None, "m"))),
     port.Room({"shard 1 in eu": {"m": 12}}),
-    port.Lost(7),
+    port.Lost(7, 1),
     port.Evict(7),
     port.ServedModels(
         (port.ServedModel("m", 4096, 1_500_000_000, has_endpoint=True, by_prefix=False),),

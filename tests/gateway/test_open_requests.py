@@ -108,9 +108,23 @@ async def test_the_task_of_a_request_whose_instance_is_lost_is_interrupted(side)
     cancelled = []
     progress.task = SimpleNamespace(cancel=lambda: cancelled.append(True))
     side.placed(progress)
-    side.requests.on_event(Lost(0))
+    side.requests.on_event(Lost(0, progress.attempts))
     assert cancelled == [True]
     assert progress.interrupted is Interrupt.INSTANCE_LOST
+
+
+async def test_one_that_has_left_the_lost_instance_is_not_interrupted(side):
+    progress = side.request()
+    cancelled = []
+    progress.task = SimpleNamespace(cancel=lambda: cancelled.append(True))
+    side.placed(progress)
+    side.requests.place_again(progress, InstanceLost("m-0: it ended", DEAD))
+    side.requests.on_event(Lost(0, 1))
+    side.requests.on_event(Placed(0, 2, "m-1", 1e9, "http://x", "", "east", "fcfs", 1e9, 4.0, WHY, 600.0))
+    side.requests.on_event(Lost(0, 1))
+    assert cancelled == []
+    side.requests.on_event(Lost(0, 2))
+    assert cancelled == [True]
 
 
 async def test_one_whose_client_is_being_told_of_its_end_takes_no_place(side):

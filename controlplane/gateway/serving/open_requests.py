@@ -209,7 +209,9 @@ class OpenRequests:
                 progress.evict()
             case port.Lost():
                 ends = Interrupt.STOPPED if record.stopped else Interrupt.RECLAIMED if record.reclaimed else None
-                progress.interrupt(ends or Interrupt.INSTANCE_LOST)
+                there = progress.state in (RequestState.PLACED, RequestState.STREAMING)
+                if record.stopped or (there and record.attempt == progress.attempts):
+                    progress.interrupt(ends or Interrupt.INSTANCE_LOST)
 
 
 def _opened(one: Progress) -> port.Open:
