@@ -120,7 +120,7 @@ async def test_one_that_has_left_the_lost_instance_is_not_interrupted(side):
     side.placed(progress)
     side.requests.place_again(progress, InstanceLost("m-0: it ended", DEAD))
     side.requests.on_event(Lost(0, 1))
-    side.requests.on_event(Placed(0, 2, "m-1", 1e9, "http://x", "", "east", "fcfs", 1e9, 4.0, WHY, 600.0))
+    side.placed(progress, attempt=2)
     side.requests.on_event(Lost(0, 1))
     assert cancelled == []
     side.requests.on_event(Lost(0, 2))

@@ -209,7 +209,7 @@ class OpenRequests:
                 progress.evict()
             case port.Lost():
                 ends = Interrupt.STOPPED if record.stopped else Interrupt.RECLAIMED if record.reclaimed else None
-                there = progress.state in (RequestState.PLACED, RequestState.STREAMING)
+                there = placement is not None and placement.done()  # else it has left (`place_again`)
                 if record.stopped or (there and record.attempt == progress.attempts):
                     progress.interrupt(ends or Interrupt.INSTANCE_LOST)
 
