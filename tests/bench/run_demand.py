@@ -1,17 +1,14 @@
-"""What runs are predicted to need still, by recorded agent workflows that are left out, and what serving by it is worth.
+"""What runs are predicted to need still, by recorded agent workflows that are left out.
 
 Runs of ChatDev (GPT-3.5 and 4) and tau-bench's airline (GPT-4o), call by call. Tasks are dealt into `FOLDS` parts for each
 seed; each part is judged by what was learned from the others. `r2` and `rank` (Spearman) compare, at each call as it
-comes, what was predicted with what came, by the knob `run_demand`. `serving` has mean completion times against first come,
-first served by run, of judged runs that come at random to one instance of `PLACES` places, at each load.
+comes, what was predicted with what came, by the knob `run_demand`.
 """
 
 import argparse
 import csv
-import json
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,26 +16,15 @@ import numpy as np
 from scheduling.applications.demand_graph import Backend, DemandGraph, RunRecord, ServiceRate, Step
 from scheduling.applications.standings import KnownGraph, RunCall, Standings
 from scheduling.policy import RUN_DEMANDS
-from scheduling.simulation.scenario import Scenario
-from scheduling.simulation.staging import stage
 from tests.bench.estimator import DATA
 
 RATE = ServiceRate(0.01, 2e-5, 0.012)
-FOLDS, PLACES, RUNS = 5, 4, 200
-ORDERS = {
-    "fcfs by run": ("application", "graph", "none"),
-    "graph": ("hermes", "graph", "graph"),
-    "table": ("hermes", "table", "graph"),
-    "learned": ("hermes", "learned", "graph"),
-    "oracle": ("srpt", "graph", "exact"),
-}
-"""Ordering, `run_demand`, and what is known of runs."""
+FOLDS = 5
 Tasks = dict[str, list[RunRecord]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--loads", type=float, nargs="*", default=[0.85, 1.2])
     parser.add_argument("--sources", nargs="*", default=list(SOURCES))
 
 
@@ -115,44 +101,15 @@ def predicted(known: KnownGraph, record: RunRecord) -> Iterator[dict[str, float]
         runs.end(at, step.output_tokens, at + 0.5)
 
 
-def served_s(order: str, learned: DemandGraph, judged: DemandGraph, load: float, seed: int) -> float:
-    """Return the mean completion time."""
-    ordering, demand, known = ORDERS[order]
-    random = np.random.default_rng(seed)
-    chosen = [judged.records[at] for at in random.integers(len(judged.records), size=RUNS)]
-    run_s = np.mean([judged.service_s(each, dict.fromkeys(judged.units, RATE)) for each in chosen])
-    began_s = np.cumsum(random.exponential(float(run_s) / load / PLACES, RUNS))
-    graphs = {
-        name: DemandGraph("agents", judged.units, records)
-        for name, records in (("graph", chosen), ("known", learned.records))
-    }
-    scenario = Scenario.model_validate({
-        "models": {"m": {"context_tokens": 32_768}}, "gpus": {"g": {"usd_per_hour": 2.0}}, "regions": {"east": {}},
-        "profiles": [{"model": "m", "gpu": "g", "prefill": {"a_s": RATE.base_s, "b_s_per_token": RATE.input_s},
-                      "decode": {"a_s": RATE.output_s, "b_s_per_sequence": 0.0, "c_s_per_token": 0.0}}],
-        "fleet": [{"model": "m", "regions": ["east"], "gpu": "g", "instances": 1, "kv_tokens": 400_000,
-                   "max_num_seqs": PLACES}],
-        "classes": {"interactive": {"ttft_ms": 5000}},
-        "policies": {"ordering": ordering, "run_demand": demand, "ordering_stretch": 1e5, "requests_ahead_limit": 0},
-        "predictions": {"kind": "none", "runs": known, "recorded_runs": 1_000},
-        "demand": {"too_long": "clip"},
-        "applications": [{"model": "m", "slo_class": "interactive", "begins_s": began_s.tolist()}
-                         | {name: json.loads(graph.to_json()) for name, graph in graphs.items()}],
-    })  # fmt: skip
-    result = stage(scenario, Path("scenario.toml"), seed).run()
-    assert result.runs is not None
-    return float(np.mean(result.runs.completion_s))
-
-
 def run(options: argparse.Namespace) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     for name in options.sources:
         tasks = SOURCES[name]()
         units = {step.unit: Backend("llm", "m") for runs in tasks.values() for each in runs for step in each.steps}
-        scores, times_s, weights = defaultdict(list), defaultdict(list), []
+        scores, weights = defaultdict(list), []
         for seed in range(options.seeds):
             seen: dict[str, list[float]] = defaultdict(list)
-            for fold, (learned, judged) in enumerate(folds(tasks, seed)):
+            for learned, judged in folds(tasks, seed):
                 graph = DemandGraph("agents", units, learned)
                 known = KnownGraph.of(graph, dict.fromkeys(units, RATE))
                 assert known.predictor is not None
@@ -161,11 +118,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                     for moment in predicted(known, record):
                         for by, seconds in moment.items():
                             seen[by].append(seconds)
-                if fold == 0:  # one part of each seed is served
-                    for load in options.loads:
-                        for order in ORDERS:
-                            part = DemandGraph("agents", units, judged)
-                            times_s[load, order].append(served_s(order, graph, part, load, seed))
             came = np.array(seen.pop(""))
             for by, values in seen.items():
                 error = ((np.array(values) - came) ** 2).sum() / ((came - came.mean()) ** 2).sum()
@@ -175,13 +127,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             **{
                 by: dict(zip(("r2", "rank"), np.mean(each, axis=0).round(3).tolist(), strict=True))
                 for by, each in scores.items()
-            },
-            "serving": {
-                f"{load:g} {order}": round(
-                    float(np.mean(np.divide(times_s[load, order], times_s[load, "fcfs by run"]))) - 1, 3
-                )
-                for load in options.loads
-                for order in ORDERS
             },
         }
     return rows

@@ -109,10 +109,7 @@ TABLE = re.compile(r"^\|[-:| ]+\|\n((?:\|.*\n)+)", re.MULTILINE)
 GENERATED = re.compile(r"<!-- table: .*?<!-- end of table -->", re.DOTALL)
 
 
-NOT_KEPT = {
-    f"docs/papers/{name}.md"
-    for name in ("length-models", "lengths", "ordering", "planner", "queueing", "routing", "waiting-time")
-}
+NOT_KEPT = {f"docs/papers/{name}.md" for name in ("length-models",)}
 """Pages with figures of runs that take hours, which were not made again yet."""
 
 
