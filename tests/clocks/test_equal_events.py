@@ -66,7 +66,7 @@ TABLE = {
     "lives": ([of(ordering="ssjf"), of()], ["lives"], (0, 6, 11, 12, 13, 16, 17)),
     "shared GPUs": ([of(ordering="qlm")] * 2, ["shared GPUs"], (0, 6, 11, 12, 13, 16, 17)),
     "swaps on demand": ([of(ordering="qlm", swap_by_queue=False)] * 2, ["shared GPUs"], (0, 6, 11, 12, 13, 16, 17)),
-    "short memory": ([of(ordering="qlm", swap_by_queue=False)] * 3, ["short memory"], (0, 6, 11, 12, 13, 16, 17)),
+    "short memory": ([of(ordering="qlm", swap_by_queue=False)] * 3, ["short memory"], (0, 11, 12, 16, 17)),
     "stopped model": ([of(ordering="qlm")] * 2, ["stopped model"], (0, 6, 11, 12, 13, 16, 17)),
     "promises": ([of(ordering="priority")] * 2, ["promises"], (21, 12, 13, 16, 17)),
     "degrades": ([of(ordering="priority")] * 2, ["degrades"], (21, 12, 13, 16, 17)),
