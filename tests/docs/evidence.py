@@ -40,6 +40,8 @@ ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "docs" / "results"
 PAGE = ROOT / "docs" / "evidence.md"
 CLOCK = "wall_s"
+MOST_SEEDS = 5
+"""Of a list of numbers that is one measure by seed."""
 DATA_SUFFIXES = {".toml", ".npz", ".json"}
 
 
@@ -160,7 +162,7 @@ def _cases(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...],
     """Yield each mapping in *value* that has measures, with the names that lead to it."""
     if isinstance(value, list):
         value = {str(at): each for at, each in enumerate(value, 1)}
-    measures = {name: each for name, each in value.items() if not isinstance(each, dict | list) and name != "command"}
+    measures = {name: each for name, each in value.items() if _is_measure(each) and name != "command"}
     if measures:
         yield path, measures
     for name, each in value.items():
@@ -168,7 +170,18 @@ def _cases(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...],
             yield from _cases(each, (*path, name))
 
 
+def _is_measure(value: Any) -> bool:
+    by_seed = (
+        isinstance(value, list)
+        and 1 < len(value) <= MOST_SEEDS
+        and all(isinstance(each, int | float) for each in value)
+    )
+    return by_seed or not isinstance(value, dict | list)
+
+
 def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return f"{_cell(sum(value) / len(value))} ({_cell(min(value))} to {_cell(max(value))})"
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     return f"{value:,}" if type(value) is int else str(value)
