@@ -17,7 +17,7 @@ from controlplane.experiments.sageserve_mixed import BIN_S, PARTS
 from tests.docs.evidence import KEPT
 
 SAMPLE_S = {name: part["sample_s"] for name, part in PARTS.items()}
-COLOURS: Final = ("#6e7781", "#0969da", "#bf8700", "#1a7f37", "#8250df", "#bc4c00")
+COLOURS: Final = ("#6e7781", "#0969da", "#bf8700", "#1a7f37", "#8250df", "#bc4c00", "#0a7ea4", "#953800")
 LOAD_COLOUR: Final = "#cf222e"
 WIDTH, HEIGHT, LEFT, TOP, GAP = 210, 120, 34, 46, 30
 DAY_S, HOUR_S = 86_400.0, 3_600.0
