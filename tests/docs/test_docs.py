@@ -109,7 +109,7 @@ TABLE = re.compile(r"^\|[-:| ]+\|\n((?:\|.*\n)+)", re.MULTILINE)
 GENERATED = re.compile(r"<!-- table: .*?<!-- end of table -->", re.DOTALL)
 
 
-NOT_KEPT = {f"docs/papers/{name}.md" for name in ("length-models", "queueing", "routing")}
+NOT_KEPT = {f"docs/papers/{name}.md" for name in ("length-models",)}
 """Pages with figures of runs that take hours, which were not made again yet."""
 
 
