@@ -185,7 +185,7 @@ def test_two_nodes(agents, make_instance, node, deployment, operator):
     assert (first.gpus, first.host) == (["1"], "host-of-node-1")
 
     # Its log is read from here.
-    until(lambda: any("emulator: 1 instances" in line for line in engine_logs.read(first, 20).lines))
+    until(lambda: any("emulator: on http" in line for line in engine_logs.read(first, 20).lines))
     log = engine_logs.read(first, 20)
     assert (log.host, "node-1/instances" in log.file) == ("host-of-node-1", True)
 

@@ -4,6 +4,7 @@ from collections import defaultdict
 from datetime import timedelta
 from typing import Any
 
+from django.contrib.auth.decorators import login_required
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
@@ -89,7 +90,7 @@ def keys(request: HttpRequest) -> HttpResponseBase:
 
 
 @require_safe
-@signed_in
+@login_required
 def api_docs(request: HttpRequest) -> HttpResponse:
     """The operations of REST; who may make service keys makes one there."""
     operating = tenants_with_managed_keys(request.user).filter(active=True, operates_fleet=True).first()
