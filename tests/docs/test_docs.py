@@ -109,14 +109,10 @@ TABLE = re.compile(r"^\|[-:| ]+\|\n((?:\|.*\n)+)", re.MULTILINE)
 GENERATED = re.compile(r"<!-- table: .*?<!-- end of table -->", re.DOTALL)
 
 
-NOT_KEPT = {f"docs/papers/{name}.md" for name in ("length-models",)}
-"""Pages with figures of runs that take hours, which were not made again yet."""
-
-
 def test_no_table_of_figures_is_typed_by_hand() -> None:
     typed = []
     for page in PAGES:
-        if page.parent.name == "results" or page == evidence.PAGE or str(page.relative_to(ROOT)) in NOT_KEPT:
+        if page.parent.name == "results" or page == evidence.PAGE:
             continue
         for found in TABLE.finditer(GENERATED.sub("", page.read_text())):
             cells = [cell.strip() for row in found[1].splitlines() for cell in row.strip("|").split("|")[1:]]
