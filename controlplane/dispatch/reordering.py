@@ -30,18 +30,22 @@ from scheduling.queueing.snapshot import Snapshot
 AT_ONCE_GROUPS: Final = 64
 """Most groups solved on the event loop: a larger problem would hold up streams for longer than a token takes."""
 SEARCH_S: Final = 1.0
-"""Time of the search in a thread; with 1,000 groups the event loop waits 7 ms at its p99 meanwhile, and 5 ms without."""
+"""Time of the search in a thread. `python -m tests.bench queue` prints how late timers of the event loop are meanwhile."""
 KEPT: Final = 50
 
-Solver = Callable[[Snapshot, Callable[[Answer], None]], None]
-"""Has a snapshot solved elsewhere than on the event loop. The callback gets the answer on the event loop."""
+Solver = Callable[[Snapshot, Callable[[Answer | None], None]], None]
+"""Has a snapshot solved elsewhere than on the event loop, where the callback gets the answer; None if it failed."""
 
 
-def in_thread(seen: Snapshot, answered: Callable[[Answer], None]) -> None:
+def in_thread(seen: Snapshot, answered: Callable[[Answer | None], None]) -> None:
     """Search in a thread: kernels release the interpreter lock."""
 
     async def search() -> None:
-        answered(await asyncio.to_thread(solve, seen, SEARCH_S))
+        answer = None
+        try:
+            answer = await asyncio.to_thread(solve, seen, SEARCH_S)
+        finally:
+            answered(answer)
 
     spawn(search(), "reorder queues")
 
@@ -134,9 +138,10 @@ class ReorderedQueues(Stage):
             self._asked = True
             self.background(seen, lambda answer: self._answered(seen, answer, began_s))
 
-    def _answered(self, seen: Snapshot, answer: Answer, began_s: float) -> None:
+    def _answered(self, seen: Snapshot, answer: Answer | None, began_s: float) -> None:
         self._asked = False
-        self._merge(seen, answer, began_s)
+        if answer is not None:
+            self._merge(seen, answer, began_s)
 
     def _merge(self, seen: Snapshot, answer: Answer, began_s: float) -> None:
         lost = self.fleet.waiting_queue.lost(seen)

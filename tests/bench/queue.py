@@ -10,10 +10,12 @@ disk, `first_compile_s` the same without any. `group_400k_ms` is for grouping 40
 from scratch (processor time), `group_one_us` the part of each; `view_1000_ms` for reading 1,000 groups on 50 instances
 for the Queues page (processor time); `kmeans_ms` is for clustering them as Algorithm 1 of QLM does (mini-batches, as
 many clusters as kinds of groups), and `kmeans_class_purity`, `kmeans_model_purity` the share of requests in their
-cluster's majority class or model: 1 by the exact key.
+cluster's majority class or model: 1 by the exact key. `timer_p99_ms` is how late a timer of the event loop fires at most,
+99 times in 100, while a search runs in a thread, and `timer_alone_p99_ms` without them.
 """
 
 import argparse
+import asyncio
 import os
 import statistics
 import subprocess
@@ -174,6 +176,20 @@ def clustering() -> tuple[float, float, float]:
     return 1e3 * wall_s, purity(at % 7 % 3), purity(model)
 
 
+async def timer_p99_ms(problem: Problem | None) -> float:
+    """Return the 99th percentile of how late timers of a millisecond fire while *problem* is searched in a thread, or for
+    as long without one.
+    """
+    until_s, late_s = time.perf_counter() + LONG_S, []
+    search = asyncio.to_thread(reorder, problem, None, LONG_S, clock=time.thread_time) if problem else asyncio.sleep(0)
+    searching = asyncio.ensure_future(search)
+    while not searching.done() or time.perf_counter() < until_s:
+        began_s = time.perf_counter()
+        await asyncio.sleep(0.001)
+        late_s.append(time.perf_counter() - began_s - 0.001)
+    return 1e3 * float(np.percentile(late_s, 99))
+
+
 def first_call_s(cache: str | None = None) -> tuple[float, float]:
     """Return wall and processor seconds of the first order in a new process, imports included."""
     environment = os.environ | ({"NUMBA_CACHE_DIR": cache} if cache else {})
@@ -237,6 +253,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     note(group_400k_ms=group_ms, group_one_us=one_us, view_1000_ms=view_ms())
     kmeans_ms, class_purity, model_purity = clustering()
     note(kmeans_ms=kmeans_ms, kmeans_class_purity=class_purity, kmeans_model_purity=model_purity)
+    note(timer_p99_ms=asyncio.run(timer_p99_ms(large)), timer_alone_p99_ms=asyncio.run(timer_p99_ms(None)))
     if options.compile:
         with tempfile.TemporaryDirectory() as folder:
             note(first_compile_s=first_call_s(folder)[0])

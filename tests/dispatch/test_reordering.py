@@ -2,9 +2,11 @@
 
 import asyncio
 import threading
+from collections import Counter
 
 import pytest
 
+from controlplane import background
 from controlplane.console.live.state import rows_of
 from controlplane.dispatch import reordering
 from controlplane.dispatch.dispatcher import Dispatcher
@@ -151,6 +153,26 @@ async def test_many_groups_are_ordered_in_a_thread_while_requests_come_and_go(la
     assert scheduler.changes[-1].after_late_s < scheduler.changes[-1].before_late_s
     assert sorted([1, *late.drain()]) == list(range(1, 25))  # the first was done before
     assert not late.refused
+
+
+async def test_a_search_that_fails_is_followed_by_another(late, monkeypatch, caplog):
+    monkeypatch.setattr(reordering, "AT_ONCE_GROUPS", 1)
+    calls = []
+
+    def search(seen, budget_s):
+        calls.append(1)
+        if len(calls) == 1:
+            raise MemoryError
+        return solve(seen, moves=5_000)
+
+    monkeypatch.setattr(reordering, "solve", search)
+    monkeypatch.setattr(background, "dead", Counter())
+    late.dispatcher.reordering.background = reordering.in_thread
+    late.dispatcher.sweep()
+    await until(lambda: background.dead)
+    assert background.dead == {"reorder queues": 1}
+    late.dispatcher.sweep()
+    await until(lambda: late.dispatcher.reordering.control.reordered)
 
 
 def test_what_would_be_late_has_what_can_wait_leave_and_says_at_what_price():
