@@ -25,6 +25,7 @@ from controlplane.events.services import record
 
 SIGN_IN_LINK_LIFETIME = timedelta(minutes=30)
 SERVICE_KEY_DAYS = 366
+MOST_DAYS = 3_660
 
 
 @transaction.atomic
@@ -76,6 +77,15 @@ def create_api_key(
         },
     )
     return key, secret
+
+
+def expiry_after(days: str) -> datetime | None:
+    """Return when a key of so many *days* expires; None for "". Raise ValidationError for what is no number of days."""
+    if not days:
+        return None
+    if not (days.isdecimal() and len(days) < 5 and 0 < int(days) <= MOST_DAYS):
+        raise ValidationError({"expires_at": f"A key expires after 1 to {MOST_DAYS:,} days, or never."})
+    return timezone.now() + timedelta(days=int(days))
 
 
 def check_service_key(tenant: Tenant, actor: User | str, expires_at: datetime | None, role: Role) -> None:

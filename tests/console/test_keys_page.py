@@ -74,6 +74,20 @@ def test_a_key_is_made_with_its_budget_or_not_at_all(client, fleet_admin, acme):
     assert Budget.objects.get(api_key=acme.api_keys.get()).hard == 50.0
 
 
+@pytest.mark.parametrize("days", ["0", "-1", "abc", "1.5", "3661", "9" * 40])
+def test_what_is_no_number_of_days_makes_no_key_that_never_expires(client, fleet_admin, acme, days):
+    client.force_login(fleet_admin)
+    answer = client.post(URL, {"name": "short", "tenant": acme.pk, "days": days})
+    assert (answer.status_code, acme.api_keys.count()) == (422, 0)
+    assert "A key expires after 1 to 3,660 days" in answer.content.decode()
+
+
+def test_who_may_give_no_budget_makes_no_key_without_the_one_asked_for(client, key_manager, acme):
+    client.force_login(key_manager)
+    assert client.post(URL, {"name": "small", "tenant": acme.pk, "usd": "5"}).status_code == 403
+    assert not acme.api_keys.exists()
+
+
 def test_others_see_budgets_and_change_none(client, key_manager, key, globex):
     Budget.objects.create(tenant=globex, kind="batch_lines", hard=7.0)
     own = Budget.objects.create(tenant=key.tenant, api_key=key, kind="batch_lines", hard=9.0)

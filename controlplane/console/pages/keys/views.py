@@ -1,7 +1,6 @@
 """Keys and budgets: the keys with theirs, a new one (its secret is shown once), and the budgets of tenants and models."""
 
 from collections import defaultdict
-from datetime import timedelta
 from typing import Any
 
 from django.contrib.auth.decorators import login_required
@@ -18,7 +17,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 from controlplane.accounts.models import ApiKey, BudgetKind, Role
 from controlplane.accounts.requests import user_of
 from controlplane.accounts.selectors import manageable_api_keys, tenants_with_managed_keys
-from controlplane.accounts.services import SERVICE_KEY_DAYS, allow_models, create_api_key
+from controlplane.accounts.services import SERVICE_KEY_DAYS, allow_models, create_api_key, expiry_after
 from controlplane.console.access.roles import may, signed_in
 from controlplane.console.actions import ActionForm, action
 from controlplane.console.editing import edit
@@ -58,13 +57,13 @@ def keys(request: HttpRequest) -> HttpResponseBase:
                     tenant,
                     request.POST.get("name", ""),
                     user_of(request),
-                    expires_at=timezone.now() + timedelta(days=int(days))
-                    if days.isdecimal() and len(days) < 6
-                    else None,
+                    expires_at=expiry_after(days),
                     role=Role(role) if role in Role.values else None,
                     allowed_models=allowed_models(request.POST.getlist("allowed_models"), tenant.pk),
                 )
-                if usd and may(request, Role.ADMIN):
+                if usd:
+                    if not may(request, Role.ADMIN):
+                        raise PermissionDenied("Only admins of the fleet give budgets.")
                     limits = {"api_key": key.prefix, "kind": BudgetKind.USD, "hard": usd}
                     inventory.create(BUDGET, limits, user_of(request), "created with its key")
         except ValidationError as error:
