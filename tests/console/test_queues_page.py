@@ -116,7 +116,7 @@ def test_nothing_waits(client, viewer, shown):
 
 
 def test_before_any_gateway(client, viewer):
-    assert "No gateway reports what waits." in get(client, viewer, "/queues/")
+    assert "No queue is reported: nothing is deployed, or no gateway is connected." in get(client, viewer, "/queues/")
 
 
 def test_one_class_alone(client, viewer, usual):

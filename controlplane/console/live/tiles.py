@@ -115,7 +115,7 @@ def reading(tile: Tile, row: Row | None) -> SafeString:
     text, _, more = text.partition("\n")
     number, _, unit = text.partition(" ")
     if text == NONE:
-        unit = tile.empty if row else "not connected"
+        unit = tile.empty if row else "not reported"
     level = tile.level_of(row) if row else ""
     label = ", ".join(filter(None, (tile.label, (row or {}).get(tile.of))))
     model = (row or {}).get("scope")
