@@ -15,7 +15,7 @@ from controlplane.accounts.models import ApiKey
 from controlplane.batches import services
 from controlplane.batches.models import Batch, Purpose, StoredFile
 from controlplane.batches.storage import store_errors
-from controlplane.gateway.errors import ApiError, invalid
+from controlplane.gateway.errors import ApiError, invalid, quoted
 from controlplane.gateway.key_endpoints import endpoint
 
 READ_BYTES = 256 * 1024
@@ -28,15 +28,15 @@ def page_of(request: HttpRequest, rows: QuerySet[Any], default: int, most: int, 
     parameters = request.GET
     limit_text = parameters.get("limit", str(default))
     if not WHOLE_NUMBER.fullmatch(limit_text) or not 1 <= int(limit_text) <= most:
-        raise invalid(f"limit must be from 1 to {most}, not {limit_text[:40]!r}.", "limit")
+        raise invalid(f"limit must be from 1 to {most}, not {quoted(limit_text)}.", "limit")
     order = parameters.get("order", "desc")
     if order not in ("asc", "desc"):
-        raise invalid(f"order must be asc or desc, not {order!r}.", "order")
+        raise invalid(f"order must be asc or desc, not {quoted(order)}.", "order")
     limit, rising = int(limit_text), order == "asc"
     if after := parameters.get("after"):
         last = rows.filter(**{key: after}).first()
         if last is None:
-            raise invalid(f"after names {after!r}, which does not exist.", "after")
+            raise invalid(f"after names {quoted(after)}, which does not exist.", "after")
         compare = "gt" if rising else "lt"
         rows = rows.filter(
             Q(**{f"created_at__{compare}": last.created_at})
@@ -72,10 +72,12 @@ def upload_file(request: HttpRequest, key: ApiKey) -> HttpResponseBase:
         raise invalid("Send the file as the form field file of multipart/form-data.", "file")
     seconds = request.POST.get("expires_after[seconds]")
     if seconds is not None and not WHOLE_NUMBER.fullmatch(seconds):
-        raise invalid(f"expires_after[seconds] must be a whole number, not {seconds[:40]!r}.", "expires_after[seconds]")
+        raise invalid(
+            f"expires_after[seconds] must be a whole number, not {quoted(seconds)}.", "expires_after[seconds]"
+        )
     purpose = request.POST.get("purpose", "")
     if purpose != Purpose.BATCH:
-        raise invalid(f"purpose must be batch, not {purpose[:40]!r}: files are kept as input of batches.", "purpose")
+        raise invalid(f"purpose must be batch, not {quoted(purpose)}: files are kept as input of batches.", "purpose")
     row = services.create_file(
         key.tenant,
         content,
@@ -149,7 +151,7 @@ def create_batch(request: HttpRequest, key: ApiKey) -> HttpResponseBase:
     if expiry is not None and not (isinstance(expiry, dict) and isinstance(expiry.get("seconds"), int)):
         raise invalid("output_expires_after must have anchor and seconds.", "output_expires_after")
     file_id = body.get("input_file_id")
-    if not isinstance(file_id, str):
+    if not isinstance(file_id, str) or "\0" in file_id:
         raise invalid("`input_file_id` must be the id of a file.", "input_file_id", code="missing_required_parameter")
     batch = services.create_batch(
         key,
@@ -166,12 +168,13 @@ def metadata_of(value: object) -> dict[str, str] | None:
     if value is None:
         return None
     texts = isinstance(value, dict) and all(
-        isinstance(name, str) and len(name) <= 64 and isinstance(text, str) and len(text) <= 512
+        len(name) <= 64 and isinstance(text, str) and len(text) <= 512 and "\0" not in name + text
         for name, text in value.items()
     )
     if not isinstance(value, dict) or not texts or len(value) > MAX_METADATA:
         raise invalid(
-            "metadata must have at most 16 pairs of texts: keys to 64 and values to 512 characters.", "metadata"
+            "metadata must have at most 16 pairs of texts: keys to 64 and values to 512 characters, none of them NUL.",
+            "metadata",
         )
     return value
 

@@ -15,15 +15,16 @@ import json
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from datetime import timedelta
+from itertools import accumulate
 from typing import Any
 
 import msgspec
 from channels.db import database_sync_to_async
 from django.conf import settings
-from django.db.models import Count
+from django.db.models import Count, Q
 from django.db.models.fields.files import FieldFile
 from django.utils import timezone
 from msgspec import Struct, structs
@@ -48,13 +49,13 @@ from scheduling.queueing.promises import ADMIT
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.5
-MAX_OPEN = 512
-"""Lines of a model that are in memory: held, running or about to be tried again."""
+MAX_OPEN, MAX_OPEN_BYTES = 512, 64 * 1024 * 1024
+"""Lines of a model that are in memory, held or running. As many of a tenant may wait for another try, without bodies."""
 FINISH_TASK = "workers.tasks.batches.finish"
-AGAIN = frozenset({408, 409, 425, 429, 499, 502, 503})
-"""Statuses of what waits for capacity: the line is tried again until its deadline."""
+SPENT = "budget_spent"
+"""Of errors that say no retry makes sense, the one after which a line is tried again: its budget may be raised."""
 FAILURES = frozenset({500, 504})
-"""Statuses of a failure, as is an error with which the last instance answered; others are the line's answer at once."""
+"""Statuses of a failure, as is an error with which the last instance answered."""
 MAX_TRIES = 3
 """Tries that fail, of one line; then the error is its answer."""
 LONGEST_PAUSE_S = 60.0
@@ -74,27 +75,25 @@ _input_line = msgspec.json.Decoder(InputLine)
 class OpenLine(Struct, eq=False):
     """A line in memory."""
 
-    number: int
     row: BatchLine
-    raw: bytes
-    grant: Grant
-    kind: Kind
-    arrived_at: float
-    """Epoch seconds, as the next."""
-    due_at: float
+    source: "Source"
     epoch: int
     """Of its batch."""
-    pauses: int = 0
+    raw: bytes = b""
     failures: int = 0
+    pause_s: float = 1.0
+    again_s: float = 0.0
+    """Time of its next try, on the loop's clock."""
     task: asyncio.Task[None] | None = None
 
 
 class Tried(Struct):
-    """How one execution of a line ended. *by_instance*: with an error of the instance."""
+    """How one execution of a line ended. *by_instance*: with an error of the instance; *again*: for want of capacity."""
 
     status: int
     body: bytes
     by_instance: bool = False
+    again: bool = False
 
     @property
     def failed(self) -> bool:
@@ -115,33 +114,37 @@ class LineRows:
 
 
 class Source:
-    """Lines of a batch for one model: its file, and a cursor before which all are in memory or done, but *unread*."""
+    """Lines of a batch for one model: its file, and a cursor before which all are in memory or done, but *unread*.
+
+    *waiting*: those that are tried again, by number.
+    """
 
     def __init__(self, batch: Batch, grant: Grant, model: str, unread: int) -> None:
         self.batch, self.grant, self.model, self.unread = batch, grant, model, unread
-        self.cursor = 0
+        self.cursor, self.waiting = 0, dict[int, OpenLine]()
         self._file: FieldFile | None = None
         self._closed = False
 
-    def next_lines(self, count: int) -> list[tuple[BatchLine, bytes]]:
-        """Return at most *count* further lines that have no answer, with their bodies. Reads the database and the file.
+    def next_lines(self, count: int, most_bytes: int, due: Collection[int]) -> list[tuple[BatchLine, bytes]]:
+        """Return at most *count* lines without an answer and their bodies, *due* ones first; none begins after *most_bytes*.
 
-        Raises ApiError 404 or 503 if the store of files fails: the same lines come next.
+        Reads the database and the file. Raises ApiError 404 or 503 if the store of files fails: the same lines come next.
         """
         rows = list(
-            BatchLine.objects.filter(
-                batch_id=self.batch.pk, model=self.model, answer__isnull=True, number__gt=self.cursor
-            )
+            BatchLine.objects.filter(Q(number__in=due) | Q(number__gt=self.cursor))
+            .filter(batch_id=self.batch.pk, model=self.model, answer__isnull=True)
             .select_related("batch")
             .order_by("number")[:count]
         )
+        ends = accumulate(row.size_bytes for row in rows)
+        first = [row for row, end in zip(rows, ends, strict=True) if end - row.size_bytes < most_bytes]
         with store_errors(f"read {self.batch.input_file_id}"):
             if self._file is None and rows:
                 self._file = self.batch.input_file.content.open("rb")
-            lines = [(row, _body_of(self._read(row))) for row in rows]
-        self.unread = max(0, self.unread - len(rows)) if len(rows) == count else 0
-        if rows:
-            self.cursor = rows[-1].number
+            lines = [(row, _body_of(self._read(row))) for row in first]
+        new = [row.number for row in first if row.number > self.cursor]
+        self.unread = max(0, self.unread - len(new)) if len(rows) == count or len(first) < len(rows) else 0
+        self.cursor = max([self.cursor, *new])
         if self._closed:  # while this thread read
             self.close()
         return lines
@@ -244,15 +247,16 @@ class Feeder:
         if await self._is_of_another(batch):
             return
         mine = [line for line in self._open.values() if line.row.batch_id == batch.pk]
-        pending = any(answer.batch_id == batch.pk for answer in self._answers)
         if not batch.has_key and batch.status == BatchStatus.IN_PROGRESS:
             await database_sync_to_async(services.end_key_of)(batch)
         late = batch.expires_at <= timezone.now() or not batch.has_key
         if late or batch.status == BatchStatus.CANCELLING:
             # Lines that run finish when the batch is cancelled; at its deadline or without its key they are cut off.
-            running_ids = self.completions.requests.at_instances()
-            await self._let_go([one for one in mine if late or services.request_id(one.row) not in running_ids])
-            if any(line.number in self._open for line in mine) or pending:
+            await self._pause(batch)
+            if late:
+                await self._let_go(mine)
+            pending = any(answer.batch_id == batch.pk for answer in self._answers)
+            if any(line.row.pk in self._open for line in mine) or pending:
                 return
             ends_as = BatchStatus.CANCELLED if batch.status == BatchStatus.CANCELLING else BatchStatus.EXPIRED
             await self._finish(batch, ends_as)
@@ -309,14 +313,24 @@ class Feeder:
     async def _read_lines(self) -> list[Exception]:
         """Open lines, those of batches with the earliest deadline first; return the errors."""
         errors: list[Exception] = []
-        every = (source for sources in self._sources.values() for source in sources)
+        every = [source for sources in self._sources.values() for source in sources]
         open_lines = Counter(line.row.model for line in self._open.values())
+        open_bytes, waiting = Counter[str](), Counter[tuple[int, str]]()
+        for line in self._open.values():
+            open_bytes[line.row.model] += line.row.size_bytes
+        for source in every:
+            waiting[source.batch.tenant_id, source.model] += len(source.waiting)
+        now_s = asyncio.get_running_loop().time()
         for source in sorted(every, key=lambda one: one.batch.expires_at):
-            free = MAX_OPEN - open_lines[source.model]
-            if free <= 0 or not source.unread or source.batch.status != BatchStatus.IN_PROGRESS:
+            due = [number for number, line in source.waiting.items() if line.again_s <= now_s]
+            may_wait = MAX_OPEN - waiting[source.batch.tenant_id, source.model]
+            probes = 0 if source.waiting else MAX_OPEN // 16  # the tenant's lines that wait stop no other batch of it
+            free = min(MAX_OPEN - open_lines[source.model], max(may_wait, len(due), probes))
+            free_bytes = MAX_OPEN_BYTES - open_bytes[source.model]
+            if min(free, free_bytes) <= 0 or not (source.unread or due):
                 continue
             try:
-                lines = await database_sync_to_async(source.next_lines)(free)
+                lines = await database_sync_to_async(source.next_lines)(free, free_bytes, due)
             except ApiError as error:
                 logger.warning("%s waits: %s", source.batch.public_id, error.message)
                 continue
@@ -328,6 +342,7 @@ class Feeder:
                     continue
                 self._take(row, raw, source)
             open_lines[source.model] += len(lines)
+            open_bytes[source.model] += sum(row.size_bytes for row, _ in lines)
         return errors
 
     def _announce(self, batches: list[Batch]) -> None:
@@ -336,32 +351,24 @@ class Feeder:
         due: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
         for batch in batches:
             for source in self._sources.get(batch.pk, ()):
-                if source.unread and batch.status == BatchStatus.IN_PROGRESS:
+                if lines := source.unread + len(source.waiting):
                     due_s = requests.clock() + (batch.expires_at - now).total_seconds()
-                    due[source.model].append((due_s, source.unread))
+                    due[source.model].append((due_s, lines))
         for model in self._announced | due.keys():
             requests.send(Backlog(model, tuple(due.get(model, ()))))
         self._announced = set(due)
 
     def _take(self, row: BatchLine, raw: bytes, source: Source) -> None:
-        line = OpenLine(
-            number=row.pk,
-            row=row,
-            raw=raw,
-            grant=source.grant,
-            kind=Kind(source.batch.endpoint.removeprefix("/v1/")),
-            arrived_at=source.batch.created_at.timestamp(),
-            due_at=source.batch.expires_at.timestamp(),
-            epoch=self._epochs[source.batch.pk],
-        )
-        self._open[line.number] = line
+        line = source.waiting.pop(row.number, None) or OpenLine(row, source, self._epochs[source.batch.pk])
+        line.raw = raw
+        self._open[line.row.pk] = line
         line.task = spawn(self._answer(line), "answer batch line")
 
     async def _let_go(self, lines: list[OpenLine]) -> None:
         """Forget *lines*; those that run are cut off."""
         tasks = []
         for line in lines:
-            self._open.pop(line.number, None)
+            self._open.pop(line.row.pk, None)
             if line.task is not None:
                 line.task.cancel()
                 tasks.append(line.task)
@@ -369,64 +376,69 @@ class Feeder:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _answer(self, line: OpenLine) -> None:
-        """Execute *line*, again after a failure that may pass, and keep its answer until it is written."""
+        """Execute *line*; keep its answer until it is written, or after a failure that may pass have it wait."""
         request_id = services.request_id(line.row)
         try:
-            while True:
-                tried = await self._execute(line)
-                if line.number not in self._open:
-                    return
-                line.failures += tried.failed
-                if line.failures >= MAX_TRIES or not (tried.failed or tried.status in AGAIN):
-                    break
-                self._lose(self._rows.pop(request_id))
-                line.pauses += 1
-                await asyncio.sleep(min(2.0**line.pauses, LONGEST_PAUSE_S))
+            tried = await self._execute(line)
+            if line.row.pk not in self._open:
+                return
+            line.failures += tried.failed
+            if line.failures < MAX_TRIES and (tried.failed or tried.again):
+                self._wait(line)
+                return
             try:
                 answer = answer_of(line.row, tried.status, tried.body)
             except Exception:  # else its batch would wait for it until the deadline
                 logger.exception("line %s: its answer cannot be read", request_id)
-                answer = Answer(line.number, line.row.batch_id, "", succeeded=False)
+                answer = Answer(line.row.pk, line.row.batch_id, "", succeeded=False)
             answer.row, answer.epoch = self._rows.pop(request_id), line.epoch
-            del self._open[line.number]
+            del self._open[line.row.pk]
             self._answers.append(answer)
         finally:
             self._lose(self._rows.pop(request_id))
 
+    def _wait(self, line: OpenLine) -> None:
+        """Have *line* read again after a pause, longer each time; at once by a source that begins later."""
+        line.raw, line.pause_s = b"", min(2.0 * line.pause_s, LONGEST_PAUSE_S)
+        line.again_s = asyncio.get_running_loop().time() + line.pause_s
+        del self._open[line.row.pk]
+        for source in self._sources.get(line.row.batch_id, ()):
+            if source.model == line.row.model:
+                source.waiting[line.row.number] = line
+
     async def _execute(self, line: OpenLine) -> Tried:
-        now = time.time()
-        terms = line.grant.default_terms.within(max(1, int(line.due_at - now)))
-        grant = replace(line.grant, default_terms=terms, terms={terms.slo_class: terms})
+        now, batch = time.time(), line.source.batch
+        terms = line.source.grant.default_terms.within(max(1, int(batch.expires_at.timestamp() - now)))
+        grant = replace(line.source.grant, default_terms=terms, terms={terms.slo_class: terms})
         headers = {b"x-slo-class": terms.slo_class.encode()}
         answer = Collected()
-        request = HttpRequest(
-            "POST", f"/v1/{line.kind}", headers, receive=_no_message, request_id=services.request_id(line.row)
-        )
+        request_id = services.request_id(line.row)
+        request = HttpRequest("POST", batch.endpoint, headers, receive=_no_message, request_id=request_id)
         responder = Responder(answer.send, request.request_id)
         try:
-            await self.completions.complete(
-                grant, line.raw, request, responder, line.kind, age_s=max(0.0, now - line.arrived_at)
-            )
+            kind, age_s = Kind(batch.endpoint.removeprefix("/v1/")), now - batch.created_at.timestamp()
+            await self.completions.complete(grant, line.raw, request, responder, kind, age_s=max(0.0, age_s))
         except ApiError as error:
             self.completions.records.count_error(error)
-            return Tried(error.status, error.body(), error.by_instance)
+            again = error.retry_after_s is not None or error.code == SPENT
+            return Tried(error.status, error.body(), error.by_instance, again)
         except Exception:
             logger.exception("line %s failed", request.request_id)
             failure = ApiError(500, "Something failed on our side.", code="internal_error")
             return Tried(500, failure.body())
-        return Tried(answer.status, b"".join(answer.body))
+        return Tried(answer.status, b"".join(answer.body), again=answer.again)
 
 
 class Collected:
     """An answer, kept instead of sent."""
 
     def __init__(self) -> None:
-        self.status = 499
+        self.status, self.again = 499, True
         self.body: list[bytes] = []
 
     async def send(self, message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            self.status = message["status"]
+            self.status, self.again = message["status"], (b"x-should-retry", b"true") in message["headers"]
         else:
             self.body.append(message.get("body", b""))
 

@@ -15,7 +15,7 @@ from django.core.files import File
 from django.db import transaction
 from django.utils import timezone
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from controlplane.accounts.models import ApiKey, Tenant
 from controlplane.batches.budgets import check_lines_budget
@@ -26,7 +26,7 @@ from controlplane.batches.validation import ENDPOINTS, Line, Problem, Served, ch
 from controlplane.events.services import record
 from controlplane.fleet.models import Model, SloClass, SloKind
 from controlplane.fleet.selectors import adapters_of
-from controlplane.gateway.errors import ApiError, invalid
+from controlplane.gateway.errors import ApiError, invalid, quoted
 from controlplane.gateway.ledger.entry import OUTPUT_TOKENS, PROMPT_TOKENS, Row
 from controlplane.gateway.ledger.writer import is_away
 from controlplane.jobs.broker import send_task
@@ -124,10 +124,11 @@ def create_batch(
 ) -> Batch:
     """Accept a batch, whose file a Celery worker reads next (`validate_batch`). Raises ApiError 400 for what cannot be."""
     if endpoint not in ENDPOINTS:
-        raise invalid(f"endpoint must be one of {', '.join(ENDPOINTS)}, not {endpoint!r}.", "endpoint")
+        raise invalid(f"endpoint must be one of {', '.join(ENDPOINTS)}, not {quoted(endpoint)}.", "endpoint")
     if not isinstance(completion_window, str) or not (window := WINDOW.fullmatch(completion_window)):
         raise invalid(
-            f"completion_window must be whole hours from 1h to 24h, not {completion_window!r}.", "completion_window"
+            f"completion_window must be whole hours from 1h to 24h, not {quoted(completion_window)}.",
+            "completion_window",
         )
     if input_file.purpose != Purpose.BATCH:
         raise invalid(f"{input_file.id} has the purpose {input_file.purpose}, not batch.", "input_file_id")
@@ -208,13 +209,8 @@ def end_key_of(batch: Batch) -> None:
     """Cancel *batch*, whose key may no longer be used, and say so in its errors."""
     errors = [_shown(Problem("invalid_api_key", KEY_ENDED))]
     with transaction.atomic():
-        if enter(
-            batch.pk,
-            BatchStatus.CANCELLING,
-            of=(BatchStatus.IN_PROGRESS,),
-            ends_as=BatchStatus.CANCELLED,
-            errors=errors,
-        ):
+        of = (BatchStatus.IN_PROGRESS,)
+        if enter(batch.pk, BatchStatus.CANCELLING, of=of, ends_as=BatchStatus.CANCELLED, errors=errors):
             batch.refresh_from_db(fields=["status", "ends_as", "errors", "moments"])
             record("batch.key_ended", batch, actor="batches", after={"done": batch.ended_lines, "lines": batch.total})
 
@@ -222,8 +218,9 @@ def end_key_of(batch: Batch) -> None:
 def validate_batch(batch_id: int) -> bool:
     """Read the input file line by line and store its requests; the batch is in progress or failed afterwards.
 
-    Run again after a crash it begins again from the first line. A file that is gone from the store fails the batch. Returns
-    whether the batch is in progress. Raises ApiError 503 if the store of files fails: the batch stays as it is.
+    Run again after a crash it begins again from the first line. A file that is gone from the store fails the batch, and so
+    does a mistake of ours. Returns whether the batch is in progress. Raises ApiError 503 if the store of files fails, and
+    what a database raises that is away: the batch stays as it is.
     """
     batch = (
         Batch.objects.select_related("input_file", "api_key", "tenant")
@@ -234,24 +231,33 @@ def validate_batch(batch_id: int) -> bool:
         return False
     if batch.api_key is None or not batch.has_key:
         return _fail(batch, [Problem("invalid_api_key", KEY_ENDED)], 0)
-    allowed = batch.api_key.allowed_models
+    try:
+        return _validate(batch, batch.api_key.allowed_models)
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        why = (
+            f"The content of the input file {batch.input_file_id} is gone: upload it again and create the batch again."
+        )
+        problem = Problem("file_not_found", why, param="input_file_id")
+    except Exception as error:
+        if is_away(error):
+            raise
+        logger.exception("%s cannot be validated", batch.public_id)
+        problem = Problem(
+            "internal_error", "Something failed on our side as the file was read. Create the batch again."
+        )
+    return _fail(batch, [problem], 0)
+
+
+def _validate(batch: Batch, allowed: list[str]) -> bool:
     every = [(name, task, name) for name, task in Model.objects.values_list("name", "task")]
     adapters = adapters_of(batch.tenant_id).filter(active=True)
     every += adapters.values_list("name", "base__task", "base__name")
     models = {name: Served(Task(task), base) for name, task, base in every if not allowed or name in allowed}
     problems: list[Problem] = []
     total, named = 0, set()
-    try:
-        with store_errors(f"open {batch.input_file_id}"):
-            content = batch.input_file.content.open("rb")
-    except ApiError as error:
-        if error.status != 404:
-            raise
-        gone = (
-            f"The content of the input file {batch.input_file_id} is gone: upload it again and create the batch again."
-        )
-        return _fail(batch, [Problem("file_not_found", gone, param="input_file_id")], 0)
-    with store_errors(f"read {batch.input_file_id}"), content as file:
+    with store_errors(f"read {batch.input_file_id}"), batch.input_file.content.open("rb") as file:
         checked = check_lines(lines_of(file), batch.endpoint, models)
         while chunk := list(islice(checked, CHUNK_LINES)):
             lines = [one for one in chunk if isinstance(one, Line)]
@@ -260,7 +266,7 @@ def validate_batch(batch_id: int) -> bool:
             total += len(lines)
             _store_lines(batch, lines if not problems else [])
             shown = {"lines_read": total, "errors": [_shown(problem) for problem in problems[:MAX_PROBLEMS]]}
-            if not Batch.objects.filter(pk=batch_id, status=BatchStatus.VALIDATING).update(**shown):
+            if not Batch.objects.filter(pk=batch.pk, status=BatchStatus.VALIDATING).update(**shown):
                 break  # cancelled meanwhile
     if problems:
         return _fail(batch, problems, total)
@@ -270,46 +276,23 @@ def validate_batch(batch_id: int) -> bool:
     try:
         with transaction.atomic():
             check_lines_budget(batch, total)
-            return enter(
-                batch_id,
-                BatchStatus.IN_PROGRESS,
-                of=(BatchStatus.VALIDATING,),
-                total=total,
-                model=model,
-                samples=samples,
-            )
+            of = (BatchStatus.VALIDATING,)
+            return enter(batch.pk, BatchStatus.IN_PROGRESS, of=of, total=total, model=model, samples=samples)
     except ApiError as error:
         return _fail(batch, [Problem(error.code, error.message)], total)
 
 
 def _store_lines(batch: Batch, lines: Sequence[Line]) -> None:
-    rows = [
-        BatchLine(
-            batch=batch,
-            number=line.number,
-            custom_id=line.custom_id,
-            model=line.model,
-            offset=line.offset,
-            size_bytes=line.size_bytes,
-        )
-        for line in lines
-    ]
-    BatchLine.objects.bulk_create(rows, ignore_conflicts=True)
+    BatchLine.objects.bulk_create([BatchLine(batch=batch, **asdict(line)) for line in lines], ignore_conflicts=True)
 
 
 def _fail(batch: Batch, problems: Sequence[Problem], total: int) -> bool:
     texts = (
         json.dumps({"id": None, "custom_id": None, "response": None, "error": _shown(problem)}) for problem in problems
     )
-    errors = _write_file(batch, "errors", texts)
-    enter(
-        batch.pk,
-        BatchStatus.FAILED,
-        of=(BatchStatus.VALIDATING,),
-        errors=[_shown(problem) for problem in problems[:MAX_PROBLEMS]],
-        error_file=errors,
-        total=total,
-    )
+    file = _write_file(batch, "errors", texts)
+    of, first = (BatchStatus.VALIDATING,), [_shown(problem) for problem in problems[:MAX_PROBLEMS]]
+    enter(batch.pk, BatchStatus.FAILED, of=of, errors=first, error_file=file, total=total)
     BatchLine.objects.filter(batch=batch).delete()
     return False
 

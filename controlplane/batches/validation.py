@@ -9,7 +9,7 @@ from django.conf import settings
 from django.core.files import File
 
 from controlplane.gateway.admission.validation import read_body
-from controlplane.gateway.errors import ApiError, invalid
+from controlplane.gateway.errors import ApiError, invalid, quoted
 from scheduling.model_task import Task
 from workers.vllm.tasks import EMBEDDINGS, GENERATION, PATHS, SCORING
 
@@ -65,7 +65,7 @@ def first_url(file: IO[bytes] | File[bytes]) -> str:
     except ApiError as error:
         raise invalid(error.message.replace("The request body", "The first line", 1), "file") from None
     if url not in ENDPOINTS:
-        raise invalid(f"The url of the first line must be one of {', '.join(ENDPOINTS)}, not {url!r}.", "file")
+        raise invalid(f"The url of the first line must be one of {', '.join(ENDPOINTS)}, not {quoted(url)}.", "file")
     return str(url)
 
 
@@ -89,12 +89,10 @@ def check_lines(lines: Iterable[bytes], endpoint: str, models: Mapping[str, Serv
         requests += 1
         checked = _check(raw, number, start, endpoint, models)
         if isinstance(checked, Line) and (first := seen.setdefault(checked.custom_id, number)) != number:
-            yield Problem(
-                "duplicate_custom_id",
-                f"The custom_id {checked.custom_id!r} was used on line {first} already; each must be unique.",
-                number,
-                "custom_id",
+            message = (
+                f"The custom_id {quoted(checked.custom_id)} was used on line {first} already; each must be unique."
             )
+            yield Problem("duplicate_custom_id", message, number, "custom_id")
             continue
         yield checked
     if not requests:
@@ -114,20 +112,16 @@ def _check(raw: bytes, number: int, offset: int, endpoint: str, models: Mapping[
         message = "custom_id must be a text of 1 to 512 characters, none of them NUL."
         return Problem("missing_required_parameter", message, number, "custom_id")
     if value.get("method", "POST") != "POST":
-        return Problem("invalid_method", f"The method must be POST, not {value['method']!r}.", number, "method")
+        return Problem("invalid_method", f"The method must be POST, not {quoted(value['method'])}.", number, "method")
     if value.get("url") != endpoint:
-        return Problem(
-            "invalid_url",
-            f"The url {value.get('url')!r} does not match the batch's endpoint, {endpoint}.",
-            number,
-            "url",
-        )
+        message = f"The url {quoted(value.get('url'))} does not match the batch's endpoint, {endpoint}."
+        return Problem("invalid_url", message, number, "url")
     body = value.get("body")
     if not isinstance(body, dict):
         return Problem("missing_required_parameter", "body must be an object.", number, "body")
     model = body.get("model")
     if not isinstance(model, str) or model not in models:
-        return Problem("model_not_found", f"The model {model!r} does not exist here.", number, "body.model")
+        return Problem("model_not_found", f"The model {quoted(model)} does not exist here.", number, "body.model")
     if endpoint not in (served := PATHS[models[model].task]) and endpoint.removeprefix("/v1") not in served:
         message = f"The model {model!r} does not serve {endpoint}. It serves {', '.join(served)}."
         return Problem("unsupported_endpoint", message, number, "body.model")

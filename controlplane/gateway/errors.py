@@ -18,6 +18,7 @@ ANTHROPIC_TYPES = {
     504: "timeout_error",
 }
 """Types of errors by status, OpenAI's and Anthropic's."""
+QUOTED_CHARS = 100
 
 
 class ApiError(Exception):
@@ -100,6 +101,12 @@ class ApiError(Exception):
         return b"event: error\ndata: " + orjson.dumps(event) + b"\n\n"
 
 
+def quoted(value: object) -> str:
+    """Return *value* of a request, in quotes, for a message: its beginning, for callers send any length."""
+    text = repr(value)
+    return text if len(text) <= QUOTED_CHARS else f"{text[:QUOTED_CHARS]}…"
+
+
 def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
     return ApiError(400, message, code=code, param=param)
 
@@ -120,7 +127,7 @@ KEY_ENDED = invalid_key(
 def unknown_model(name: str) -> ApiError:
     return ApiError(
         404,
-        f"The model {name!r} does not exist here. `GET /v1/models` lists those that do.",
+        f"The model {quoted(name)} does not exist here. `GET /v1/models` lists those that do.",
         code="model_not_found",
         param="model",
     )
@@ -128,7 +135,9 @@ def unknown_model(name: str) -> ApiError:
 
 def model_not_allowed(name: str) -> ApiError:
     """Return OpenAI's error for a model that a project has no access to."""
-    return ApiError(403, f"This API key does not have access to model {name!r}.", code="model_not_found", param="model")
+    return ApiError(
+        403, f"This API key does not have access to model {quoted(name)}.", code="model_not_found", param="model"
+    )
 
 
 def not_served(model: str, path: str, served: Sequence[str]) -> ApiError:

@@ -3,13 +3,14 @@
 import logging
 from collections.abc import Callable
 from functools import wraps
+from urllib.parse import unquote
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.views.decorators.csrf import csrf_exempt
 
 from controlplane.accounts.models import ApiKey, hash_secret
 from controlplane.database import ERRORS, outage
-from controlplane.gateway.errors import ApiError, invalid_key
+from controlplane.gateway.errors import ApiError, invalid, invalid_key, unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -40,20 +41,19 @@ def endpoint(**methods: Callable[..., HttpResponseBase]) -> Callable[..., HttpRe
                     code="method_not_allowed",
                     headers=((b"allow", allowed.encode()),),
                 )
-            return serve(request, key_of(request), **parameters)
+            key = key_of(request)
+            if "\0" in unquote(request.get_full_path()):
+                raise invalid("The address has a NUL character.")
+            return serve(request, key, **parameters)
         except ApiError as error:
             return _answer(error)
         except ERRORS as error:
             if not (why := outage(error)):
                 raise
             logger.error("%s %s: the database does not serve it: %s", request.method, request.path, error)
-            return _answer(unavailable(why))
+            return _answer(unavailable(why, code="database_unavailable", retry_after_s=2.0))
 
     return wraps(next(iter(methods.values())))(view)
-
-
-def unavailable(why: str) -> ApiError:
-    return ApiError(503, why, code="database_unavailable", retry_after_s=2.0)
 
 
 def _answer(error: ApiError) -> HttpResponse:

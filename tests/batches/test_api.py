@@ -176,7 +176,8 @@ async def test_a_batch_fails_whose_file_is_gone_from_the_store(served, client):
     assert [one["error"]["code"] for one in await lines_of(client, batch.error_file_id)] == ["file_not_found"]
 
 
-async def test_cancelling_lets_running_lines_finish_and_names_the_others(served, client):
+async def test_cancelling_lets_running_lines_finish_and_names_the_others(served, client, monkeypatch):
+    monkeypatch.setattr(feeder, "MAX_OPEN", 12)
     served.backends[0].script.hold = asyncio.Event()
     batch = await run(client, input_of(30))
     await until(lambda: served.backends[0].running >= 4)
@@ -208,16 +209,6 @@ async def test_a_batch_expires_at_its_deadline_and_keeps_what_was_done(served, c
     assert len(faults) == 10
     assert {one["error"]["code"] for one in faults} == {"batch_expired"}
     await until(lambda: served.backends[0].running == 0)
-
-
-async def test_what_a_busy_instance_refuses_is_tried_again(served, client, monkeypatch):
-    monkeypatch.setattr(feeder, "LONGEST_PAUSE_S", 0.05)
-    served.backends[0].script.status = 503
-    batch = await run(client, input_of(3))
-    await until(lambda: len(served.backends[0].bodies) >= 2)
-    served.backends[0].script.status = 200
-    batch = await ended(client, batch)
-    assert (batch.request_counts.completed, batch.request_counts.failed) == (3, 0)
 
 
 async def test_files_are_listed_paged_read_and_deleted(served, client):
@@ -396,9 +387,10 @@ async def test_files_are_deleted_when_their_time_is_over(served, client):
     assert [one.id for one in (await client.files.list()).data] == [kept.id]
 
 
-async def test_lines_in_memory_are_bounded_for_each_model_of_a_batch(served, client, monkeypatch):
+@pytest.mark.parametrize(("bound", "most", "lines"), [("MAX_OPEN", 5, 5), ("MAX_OPEN_BYTES", 1, 1)])
+async def test_lines_in_memory_are_bounded_for_each_model_of_a_batch(served, client, monkeypatch, bound, most, lines):
     """So a model that is slow holds up no other."""
-    monkeypatch.setattr(feeder, "MAX_OPEN", 5)
+    monkeypatch.setattr(feeder, bound, most)
     served.backends[0].script.hold = asyncio.Event()
     batch = await run(client, input_of(30))
     of_other = BatchLine.objects.filter(batch__public_id=batch.id, number__gt=22)
@@ -410,9 +402,9 @@ async def test_lines_in_memory_are_bounded_for_each_model_of_a_batch(served, cli
         if again._open:
             break
         await asyncio.sleep(0.1)
-    assert Counter(line.row.model for line in again._open.values()) == {"m": 5, "other": 5}
+    assert Counter(line.row.model for line in again._open.values()) == {"m": lines, "other": lines}
     (sources,) = again._sources.values()
-    assert {source.model: source.unread for source in sources} == {"m": 17, "other": 3}
+    assert {source.model: source.unread for source in sources} == {"m": 22 - lines, "other": 8 - lines}
     await again.close()
     served.backends[0].script.hold.set()
 

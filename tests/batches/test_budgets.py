@@ -1,11 +1,14 @@
 """Budgets of batches (lines that wait, and dollars); the order in which their files are worked on, and full disks."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from django.core.files.base import ContentFile
 from django.core.files.storage import FileSystemStorage, storages
+from django.db import OperationalError
 
 from controlplane.accounts.models import Budget, Tenant
 from controlplane.batches import services
@@ -81,6 +84,19 @@ def test_the_files_of_one_batch_are_worked_on_at_a_time_and_the_next_comes_then(
     assert sent == [second.pk]
     assert tasks.validate(second.pk)
     assert len(sent) == 2, "the smallest file comes first"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(RuntimeError("ours"), "failed"), (OperationalError("away"), "validating")]
+)
+def test_a_batch_whose_validation_raises_fails_unless_the_database_is_away(key, monkeypatch, error, status):
+    batch = batch_of(key, 1, validated=False)
+    monkeypatch.setattr(services, "check_lines", Mock(side_effect=error))
+    with nullcontext() if status == "failed" else pytest.raises(OperationalError):
+        assert services.validate_batch(batch.pk) is False
+    batch.refresh_from_db()
+    assert batch.status == status
+    assert [each["code"] for each in batch.errors] == ["internal_error"] * (status == "failed")
 
 
 def test_a_full_disk_leaves_no_part_of_a_file_behind(key, monkeypatch):

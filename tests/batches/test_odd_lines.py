@@ -9,7 +9,9 @@ from channels.db import database_sync_to_async
 from controlplane import background
 from controlplane.batches import feeder, services
 from controlplane.batches.models import Batch, BatchLine
+from controlplane.gateway.errors import ApiError, unavailable
 from controlplane.gateway.models import LedgerRow
+from controlplane.gateway.serving.completions import Completions
 from tests.batches.test_api import another_feeder, client, ended, here, input_of, lines_of, run
 from tests.gateway.conftest import until
 from tests.gateway.test_answers import http, plays
@@ -87,18 +89,54 @@ async def test_a_line_that_instances_fail_is_tried_three_times(served, client, a
     assert (batch.usage.input_tokens, batch.usage.output_tokens) == await paid(served)
 
 
-async def test_a_line_waits_for_capacity_beyond_that(served, client, monkeypatch):
-    tries = []
-    execute = feeder.Feeder._execute
+def refusing(monkeypatch, error, of=b"", most=10):
+    """Have the first *most* executions of lines with *of* in them refused with *error*; return those, as they come."""
+    complete, refused = Completions.complete, []
 
-    async def busy(self, line):
-        tries.append(line.number)
-        return feeder.Tried(503, b"{}") if len(tries) <= 10 else await execute(self, line)
+    async def refuse(self, grant, raw, *args, **options):
+        if of in raw and len(refused) < most:
+            refused.append(raw)
+            raise error
+        await complete(self, grant, raw, *args, **options)
 
-    monkeypatch.setattr(feeder.Feeder, "_execute", busy)
-    batch, _ = await everything(client, await run(client, input_of(1)))
-    assert batch.request_counts.completed == 1
-    assert len(tries) == 11
+    monkeypatch.setattr(Completions, "complete", refuse)
+    return refused
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "retry_after_s", "tries"),
+    [
+        (503, "model_unavailable", 15.0, 10),
+        (429, "rate_limit_exceeded", 1.0, 10),
+        (429, "budget_spent", None, 10),
+        (429, "run_limit_reached", None, 1),
+        (409, "run_stopped", None, 1),
+        (503, "adapter_unavailable", None, 1),
+        (504, "first_token_late", None, feeder.MAX_TRIES),
+    ],
+)
+async def test_a_line_waits_for_capacity_and_any_other_refusal_is_its_answer(
+    served, client, monkeypatch, status, code, retry_after_s, tries
+):
+    refused = refusing(monkeypatch, ApiError(status, "no", code=code, retry_after_s=retry_after_s))
+    _, (line,) = await everything(client, await run(client, input_of(1)))
+    assert len(refused) == tries
+    assert line["response"]["status_code"] == (200 if tries == 10 else status)
+    assert tries == 10 or line["response"]["body"]["error"]["code"] == code
+
+
+async def test_lines_that_wait_for_another_try_stop_no_other_batch(served, client, monkeypatch):
+    monkeypatch.setattr(feeder, "LONGEST_PAUSE_S", 60.0)
+    monkeypatch.setattr(feeder, "MAX_OPEN", 16)
+    error = unavailable("no", code="adapters_unavailable", retry_after_s=15)
+    refused = refusing(monkeypatch, error, b"stuck", most=1000)
+    stuck = await run(client, input_of(100).replace(b"say", b"stuck"), completion_window="1h")
+    await until(lambda: len(refused) >= 16)
+    batch, _ = await everything(client, await run(client, input_of(6)))
+    assert batch.request_counts.completed == 6
+    assert len(set(refused)) <= 2 * 16
+    await client.batches.cancel(stuck.id)
+    assert (await ended(client, stuck)).status == "cancelled"
 
 
 async def test_vectors_in_bytes_are_an_error_of_their_line(served, client, monkeypatch):

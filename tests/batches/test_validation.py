@@ -47,7 +47,11 @@ def test_a_line_that_is_too_large_is_not_held_in_memory(monkeypatch):
         (line("a\0"), "missing_required_parameter", "custom_id"),
         (line(custom_id=""), "missing_required_parameter", "custom_id"),
         (line(method="GET"), "invalid_method", "method"),
+        (line(method="\x7f" * 10_000), "invalid_method", "method"),
         (line(url="/v1/completions"), "invalid_url", "url"),
+        (line(url="\x7f" * 10_000), "invalid_url", "url"),
+        (line(url=["\x7f"] * 10_000), "invalid_url", "url"),
+        (line(body={"model": "\x7f" * 10_000}), "model_not_found", "body.model"),
         (line(body=[]), "missing_required_parameter", "body"),
         (line(body={"model": "other"}), "model_not_found", "body.model"),
         (line(body={"model": ["m"]}), "model_not_found", "body.model"),
@@ -60,12 +64,14 @@ def test_a_faulty_line_is_named(raw, code, param):
     assert isinstance(good, Line)
     assert isinstance(problem, Problem)
     assert (problem.code, problem.param, problem.line) == (code, param, 2)
+    assert len(problem.message) < 200
 
 
 def test_a_second_use_of_a_custom_id_is_a_fault_that_names_the_first():
-    *_, problem = check(line("a"), line("b"), line("a"))
+    *_, problem = check(line("\x7f" * 512), line("b"), line("\x7f" * 512))
     assert problem.code == "duplicate_custom_id"
     assert "line 1" in problem.message
+    assert len(problem.message) < 200
 
 
 def test_an_empty_file_and_one_with_too_many_requests_fail(monkeypatch):

@@ -5,7 +5,7 @@ import math
 
 import pytest
 from asgiref.sync import sync_to_async
-from django.db import InterfaceError, OperationalError, ProgrammingError
+from django.db import DatabaseError, InterfaceError, OperationalError, ProgrammingError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -77,10 +77,10 @@ async def test_a_trigger_against_one_row_holds_no_other(entries, tmp_path, sqlst
     await ledger.stop()
 
 
-def of_postgresql(sqlstate: str) -> ProgrammingError:
+def of_postgresql(sqlstate: str, error: DatabaseError | None = None) -> DatabaseError:
     cause = Exception()
     cause.sqlstate = sqlstate  # type: ignore[attr-defined]
-    error = ProgrammingError()
+    error = error or ProgrammingError()
     error.__cause__ = cause
     return error
 
@@ -94,6 +94,7 @@ def of_postgresql(sqlstate: str) -> ProgrammingError:
         (of_postgresql("42P01"), True),  # no such table
         (of_postgresql("42501"), True),  # no right to
         (of_postgresql("P0001"), False),
+        (of_postgresql("54000", OperationalError()), False),  # a row beyond its limits
         (ProgrammingError("of SQLite"), False),
         (TypeError("Integer exceeds 64-bit range"), False),
     ],

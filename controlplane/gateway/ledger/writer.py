@@ -174,7 +174,8 @@ def _write_others(rows: Sequence[Row], *, again: bool) -> list[tuple[Row, str]]:
 def is_away(error: Exception) -> bool:
     """Whether the database that raised *error* writes no row at all now: it is away, read-only or not migrated."""
     sqlstate = getattr(error.__cause__, "sqlstate", None) or ""
-    return isinstance(error, OperationalError | InterfaceError) or sqlstate[:2] in OF_THE_DATABASE
+    away = isinstance(error, OperationalError | InterfaceError) or sqlstate[:2] in OF_THE_DATABASE
+    return away and not sqlstate.startswith("54")  # a row beyond its limits is an OperationalError too
 
 
 def line_of(row: Row) -> bytes:
