@@ -72,9 +72,8 @@ def upload_file(request: HttpRequest, key: ApiKey) -> HttpResponseBase:
         raise invalid("Send the file as the form field file of multipart/form-data.", "file")
     seconds = request.POST.get("expires_after[seconds]")
     if seconds is not None and not WHOLE_NUMBER.fullmatch(seconds):
-        raise invalid(
-            f"expires_after[seconds] must be a whole number, not {quoted(seconds)}.", "expires_after[seconds]"
-        )
+        name = "expires_after[seconds]"
+        raise invalid(f"{name} must be a whole number, not {quoted(seconds)}.", name)
     purpose = request.POST.get("purpose", "")
     if purpose != Purpose.BATCH:
         raise invalid(f"purpose must be batch, not {quoted(purpose)}: files are kept as input of batches.", "purpose")
@@ -141,6 +140,8 @@ def list_batches(request: HttpRequest, key: ApiKey) -> HttpResponseBase:
 
 
 def create_batch(request: HttpRequest, key: ApiKey) -> HttpResponseBase:
+    if request.content_type == "multipart/form-data":  # in which `refuse_nul` does not look
+        raise invalid("The body must be JSON, not a form.", code="invalid_json")
     try:
         body: Any = msgspec.json.decode(request.body)  # unlike `json`, it takes no half of a surrogate pair
     except (ValueError, RecursionError):
@@ -151,7 +152,7 @@ def create_batch(request: HttpRequest, key: ApiKey) -> HttpResponseBase:
     if expiry is not None and not (isinstance(expiry, dict) and isinstance(expiry.get("seconds"), int)):
         raise invalid("output_expires_after must have anchor and seconds.", "output_expires_after")
     file_id = body.get("input_file_id")
-    if not isinstance(file_id, str) or "\0" in file_id:
+    if not isinstance(file_id, str):
         raise invalid("`input_file_id` must be the id of a file.", "input_file_id", code="missing_required_parameter")
     batch = services.create_batch(
         key,
@@ -168,13 +169,12 @@ def metadata_of(value: object) -> dict[str, str] | None:
     if value is None:
         return None
     texts = isinstance(value, dict) and all(
-        len(name) <= 64 and isinstance(text, str) and len(text) <= 512 and "\0" not in name + text
+        isinstance(name, str) and len(name) <= 64 and isinstance(text, str) and len(text) <= 512
         for name, text in value.items()
     )
     if not isinstance(value, dict) or not texts or len(value) > MAX_METADATA:
         raise invalid(
-            "metadata must have at most 16 pairs of texts: keys to 64 and values to 512 characters, none of them NUL.",
-            "metadata",
+            "metadata must have at most 16 pairs of texts: keys to 64 and values to 512 characters.", "metadata"
         )
     return value
 

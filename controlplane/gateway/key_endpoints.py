@@ -3,14 +3,13 @@
 import logging
 from collections.abc import Callable
 from functools import wraps
-from urllib.parse import unquote
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.views.decorators.csrf import csrf_exempt
 
 from controlplane.accounts.models import ApiKey, hash_secret
 from controlplane.database import ERRORS, outage
-from controlplane.gateway.errors import ApiError, invalid, invalid_key, unavailable
+from controlplane.gateway.errors import ApiError, invalid_key, unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +40,7 @@ def endpoint(**methods: Callable[..., HttpResponseBase]) -> Callable[..., HttpRe
                     code="method_not_allowed",
                     headers=((b"allow", allowed.encode()),),
                 )
-            key = key_of(request)
-            if "\0" in unquote(request.get_full_path()):
-                raise invalid("The address has a NUL character.")
-            return serve(request, key, **parameters)
+            return serve(request, key_of(request), **parameters)
         except ApiError as error:
             return _answer(error)
         except ERRORS as error:

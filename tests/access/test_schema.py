@@ -140,9 +140,14 @@ FORM, JSON = "application/x-www-form-urlencoded", "application/json"
         ("/api/keys", rb'{"name": "\\\u0000"}', JSON, True),
         ("/v1/batches", rb'{"input_file_id": "\u0000"}', JSON, True),
         ("/v1/batches", rb'{"input_file_id": "\\u0000"}', JSON, False),
+        *(("/v1/batches", rb'{"metadata": {%s}}' % pair, kind, True)
+          for pair in (rb'"a": "\u0000"', rb'"\u0000": "a"') for kind in (JSON, FORM)),
+        *((f"/v1/{path}", b"", JSON, True)
+          for path in ("files?purpose=%00", "files?after=%00", "files/a%00", "files/a%00/content",
+                       "batches?after=%00", "batches/a%00", "batches/a%00/cancel")),
         ("/sign-in/?q=%2500", b"username=a%2500", FORM, False),
     ],
-)
+)  # fmt: skip
 def test_a_nul_is_refused_before_it_comes_to_a_database(client, db, path, body, kind, refused):
     answer = client.post(path, body, content_type=kind)
     assert (answer.status_code == 400 and b"U+0000" in answer.content) is refused

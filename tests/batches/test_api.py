@@ -179,7 +179,7 @@ async def test_a_batch_fails_whose_file_is_gone_from_the_store(served, client):
 async def test_cancelling_lets_running_lines_finish_and_names_the_others(served, client, monkeypatch):
     monkeypatch.setattr(feeder, "MAX_OPEN", 12)
     served.backends[0].script.hold = asyncio.Event()
-    batch = await run(client, input_of(30))
+    batch = await run(client, input_of(300))
     await until(lambda: served.backends[0].running >= 4)
     batch = await client.batches.cancel(batch.id)
     assert batch.status == "cancelling"
@@ -192,7 +192,7 @@ async def test_cancelling_lets_running_lines_finish_and_names_the_others(served,
     assert batch.request_counts.completed == running
     answers, faults = await lines_of(client, batch.output_file_id), await lines_of(client, batch.error_file_id)
     assert {one["error"]["code"] for one in faults} == {"batch_cancelled"}
-    assert sorted(one["custom_id"] for one in answers + faults) == sorted(f"line-{number}" for number in range(30))
+    assert sorted(one["custom_id"] for one in answers + faults) == sorted(f"line-{number}" for number in range(300))
 
 
 async def test_a_batch_expires_at_its_deadline_and_keeps_what_was_done(served, client):
