@@ -5,6 +5,7 @@ import io
 import json
 from collections import Counter
 from datetime import timedelta
+from unittest.mock import Mock
 
 import openai
 import pytest
@@ -179,11 +180,13 @@ async def test_a_batch_fails_whose_file_is_gone_from_the_store(served, client):
 async def test_cancelling_lets_running_lines_finish_and_names_the_others(served, client, monkeypatch):
     monkeypatch.setattr(feeder, "MAX_OPEN", 12)
     served.backends[0].script.hold = asyncio.Event()
-    batch = await run(client, input_of(300))
+    batch = await run(client, input_of(30))
     await until(lambda: served.backends[0].running >= 4)
     batch = await client.batches.cancel(batch.id)
     assert batch.status == "cancelling"
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(0.1)
+    monkeypatch.setattr(feeder.Source, "next_lines", read := Mock(return_value=[]))
+    await asyncio.sleep(0.4)
     running = served.backends[0].running
     assert (await client.batches.retrieve(batch.id)).status == "cancelling"
     served.backends[0].script.hold.set()
@@ -192,7 +195,8 @@ async def test_cancelling_lets_running_lines_finish_and_names_the_others(served,
     assert batch.request_counts.completed == running
     answers, faults = await lines_of(client, batch.output_file_id), await lines_of(client, batch.error_file_id)
     assert {one["error"]["code"] for one in faults} == {"batch_cancelled"}
-    assert sorted(one["custom_id"] for one in answers + faults) == sorted(f"line-{number}" for number in range(300))
+    assert sorted(one["custom_id"] for one in answers + faults) == sorted(f"line-{number}" for number in range(30))
+    assert read.call_count == 0
 
 
 async def test_a_batch_expires_at_its_deadline_and_keeps_what_was_done(served, client):
