@@ -267,6 +267,7 @@ async def test_what_a_killed_process_had_executed_is_paid_once(served, client):
     for line in killed._open.values():
         line.task.cancel()
     batch, lines = await everything(client, batch)
+    await killed.close()
     assert batch.request_counts.completed == len(lines) == 6
     assert await database_sync_to_async(LedgerRow.objects.filter(lost=False).count)() == 6
     assert (batch.usage.input_tokens, batch.usage.output_tokens) == await paid(served)
