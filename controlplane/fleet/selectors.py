@@ -70,6 +70,15 @@ def maintenance_windows(start: datetime, end: datetime) -> MaintenanceQuerySet:
     return rows.ending_after(start).filter(from_at__lt=end)
 
 
+def cordoned_for_good(region: str = "") -> list[str]:
+    """Return the regions and nodes, of *region* if given, that are cordoned and stay so: no maintenance ends it."""
+    ends = Maintenance.objects.under_way().exclude(cordon="")
+    shut = Region.objects.exclude(cordoned="").exclude(pk__in=ends.exclude(region=None).values("region"))
+    nodes = Node.objects.exclude(cordoned="").exclude(pk__in=ends.exclude(node=None).values("node")).filter(active=True)
+    rows = [*narrowed(shut, name=region), *narrowed(nodes, region__name=region)]
+    return sorted(str(row) for row in rows)
+
+
 def gpus_of(node: Any) -> dict[str, int]:
     """Count GPUs of *node*, with its `gpus_used`, by state; where it or its region is cordoned, none is free."""
     used, cordoned = node.gpus_used, node.gpus_cordoned
