@@ -19,7 +19,7 @@ from controlplane.fleet.lifecycle.states import ActionError
 
 ACTOR: Final = "alerts"
 RESOLVED_AFTER: Final = timedelta(seconds=60)
-"""An alert whose condition holds again within that is the same one, and its end is told after it: a value near its threshold
+"""An alert whose condition holds again within that is the same one, and its end is sent after it: a value near its threshold
 sends no message again and again."""
 MAX_OPEN: Final = 200
 """Open alerts of one rule; further subjects are opened as others resolve."""

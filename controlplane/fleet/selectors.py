@@ -10,7 +10,7 @@ from typing import Any, cast
 from django.core.exceptions import ValidationError
 from django.db.models import Count, Q, QuerySet
 
-from controlplane.fleet.lifecycle.states import ACTION_STATES, ALIVE, Action, InstanceState
+from controlplane.fleet.lifecycle.states import ACTION_STATES, Action, InstanceState
 from controlplane.fleet.models import (
     Adapter,
     Deployment,
@@ -51,10 +51,9 @@ def instances(model: str = "") -> QuerySet[Instance]:
 
 
 def deployments() -> QuerySet[Deployment]:
-    """Return deployments with `instances_total` (stopped ones not counted), `instances_alive` and `instances_ready`."""
+    """Return deployments with `instances_total` (stopped ones not counted) and `instances_ready`, by their state."""
     return Deployment.objects.select_related("model", "region", "gpu_type").annotate(
         instances_total=Count("instances", filter=~Q(instances__state=InstanceState.STOPPED)),
-        instances_alive=Count("instances", filter=Q(instances__state__in=ALIVE)),
         instances_ready=Count("instances", filter=Q(instances__state=InstanceState.READY)),
     )
 

@@ -12,7 +12,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             "alert",
             "settled",
-            models.BooleanField(default=False, help_text="Whether it stayed resolved, so that its end is told."),
+            models.BooleanField(default=False, help_text="Whether it stayed resolved, so that its end is sent."),
         ),
         migrations.RunPython(settle, migrations.RunPython.noop),
     ]
