@@ -72,7 +72,7 @@ def show(experiment: Experiment, result: Result, shown: Console) -> None:
     experiment.show(shown, result)
     if SEEDS in experiment.options and result.get("seeds", 1) > 1:
         shown.print(f"Means over {result['seeds']} seeds.")
-    if rows := experiment.compare(result):
+    if rows := [each for each in experiment.compare(result) if each.ours is not None]:
         shown.print(table(f"Against the paper: {experiment.paper}", COMPARED, map(asdict, rows)))
 
 
@@ -81,4 +81,5 @@ COMPARED = (
     Column("Section", "section"),
     Column("Paper", lambda row: figure(row["paper"], row["unit"]), "{}"),
     Column("Ours", lambda row: figure(row["ours"], row["unit"]), "{}"),
+    Column("Simplest rule", lambda row: "-" if row["simplest"] is None else figure(row["simplest"], row["unit"]), "{}"),
 )
