@@ -1,7 +1,7 @@
 """The least instances that each endpoint keeps, by which alerts, the Fleet page and REST say that it is short.
 
-Instances that take requests count, and those that are away by plan: in maintenance, or asleep while another of their swap group
-is awake.
+Instances that take requests count, and those that are away by plan: in maintenance, or asleep while another of their swap
+group is awake.
 """
 
 from collections import Counter

@@ -4,20 +4,22 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('gateway', '0007_prefix_groups'),
+        ("gateway", "0007_prefix_groups"),
     ]
 
     operations = [
         migrations.AddField(
-            model_name='minuterow',
-            name='refused',
+            model_name="minuterow",
+            name="refused",
             field=models.PositiveIntegerField(default=0),
         ),
         migrations.AlterField(
-            model_name='ledgerrow',
-            name='outcome',
-            field=models.CharField(choices=[('done', 'Done'), ('failed', 'Failed'), ('cancelled', 'Cancelled'), ('rejected', 'Refused')], max_length=16),
+            model_name="ledgerrow",
+            name="outcome",
+            field=models.CharField(
+                choices=[("done", "Done"), ("failed", "Failed"), ("cancelled", "Cancelled"), ("rejected", "Refused")],
+                max_length=16,
+            ),
         ),
     ]
