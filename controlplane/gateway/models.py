@@ -198,7 +198,7 @@ class MinuteRow(models.Model):
     slo_class = models.CharField(max_length=40)
     requests = models.PositiveIntegerField(default=0)
     failed = models.PositiveIntegerField(default=0)
-    refused = models.PositiveIntegerField(default=0)
+    refused = models.PositiveIntegerField(default=0, db_default=0)
     slo_met = models.PositiveIntegerField(default=0)
     slo_judged = models.PositiveIntegerField(default=0)
     prompt_tokens = models.PositiveBigIntegerField(default=0)
