@@ -10,7 +10,7 @@ from typing import Any, cast
 from django.core.exceptions import ValidationError
 from django.db.models import Count, Q, QuerySet
 
-from controlplane.fleet.lifecycle.states import ACTION_STATES, ALIVE, Action, InstanceState
+from controlplane.fleet.lifecycle.states import ACTION_STATES, Action, InstanceState
 from controlplane.fleet.models import (
     Adapter,
     Deployment,
@@ -51,10 +51,9 @@ def instances(model: str = "") -> QuerySet[Instance]:
 
 
 def deployments() -> QuerySet[Deployment]:
-    """Return deployments with `instances_total` (stopped ones not counted), `instances_alive` and `instances_ready`."""
+    """Return deployments with `instances_total` (stopped ones not counted) and `instances_ready`, by their state."""
     return Deployment.objects.select_related("model", "region", "gpu_type").annotate(
         instances_total=Count("instances", filter=~Q(instances__state=InstanceState.STOPPED)),
-        instances_alive=Count("instances", filter=Q(instances__state__in=ALIVE)),
         instances_ready=Count("instances", filter=Q(instances__state=InstanceState.READY)),
     )
 
@@ -68,6 +67,15 @@ def maintenance_windows(start: datetime, end: datetime) -> MaintenanceQuerySet:
     """Return maintenance between *start* and *end*: what ended, is under way, or is to come."""
     rows = Maintenance.objects.select_related("node__region", "region")
     return rows.ending_after(start).filter(from_at__lt=end)
+
+
+def cordoned_for_good(region: str = "") -> list[str]:
+    """Return the regions and nodes, of *region* if given, that are cordoned and stay so: no maintenance ends it."""
+    ends = Maintenance.objects.under_way().exclude(cordon="")
+    shut = Region.objects.exclude(cordoned="").exclude(pk__in=ends.exclude(region=None).values("region"))
+    nodes = Node.objects.exclude(cordoned="").exclude(pk__in=ends.exclude(node=None).values("node")).filter(active=True)
+    rows = [*narrowed(shut, name=region), *narrowed(nodes, region__name=region)]
+    return sorted(str(row) for row in rows)
 
 
 def gpus_of(node: Any) -> dict[str, int]:

@@ -9,6 +9,7 @@ from django.db.models import Model as Row
 from controlplane.fleet.models import Deployment, Model
 from controlplane.planning.models import ScalingPolicy
 from controlplane.planning.parts import unavailable_reasons
+from controlplane.planning.titles import title_of
 from controlplane.tuning.models import Setting
 from controlplane.tuning.selectors import Values, tuned
 from controlplane.tuning.selectors import read as read_settings
@@ -178,4 +179,4 @@ def _changes(present: Present, bundle: Bundle, of: str = "") -> str:
 def _said(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {number:g}" for name, number in value.items()) or "its own"
-    return str(value) or "in use"
+    return title_of(str(value)) or "in use"

@@ -30,7 +30,7 @@ def test_a_question_is_posted_and_wrong_ones_come_back_with_a_sentence_at_the_fi
     assert "No price is kept for it: say what one costs an hour." in wrong
     answer = client.post("/capacity/", posted)
     row = CapacityPlan.objects.get()
-    assert (answer.status_code, answer.url) == (302, f"/capacity/{row.pk}/")
+    assert (answer.status_code, answer.url) == (302, f"/capacity/{row.pk}/#answer")
     assert row.question["promises"]["interactive"]["percentile"] == 99
     assert row.question["gpus"] == {"a100-80gb": 1.35}
     page = client.get(answer.url).content.decode()

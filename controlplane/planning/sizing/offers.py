@@ -139,7 +139,9 @@ def offer(
     promise, percentile = strictest(
         (each.ttft_target_ms, each.itl_target_ms, each.e2e_target_ms, each.percentile) for each in interactive
     )
-    prompt, output = (np.array(each[-PAIRS:], np.int64) for each in (of_model.prompt, of_model.output))
+    # Evenly over all of them: they lie one region after the other.
+    picked = np.linspace(0, len(of_model.prompt) - 1, min(PAIRS, len(of_model.prompt))).astype(np.int64)
+    prompt, output = (np.array(each, np.int64)[picked] for each in (of_model.prompt, of_model.output))
     lengths = float(prompt.mean()), float(output.mean())
 
     def rough(option: tuple[Deployment, PerformanceProfile]) -> tuple[bool, float]:
@@ -148,7 +150,7 @@ def offer(
         return alone_s <= promise.itl_s, rough_requests_per_s(engine, *lengths) / option[0].tensor_parallel
 
     row, profile = max(options, key=rough)
-    columns = prompt, output, np.array(of_model.interactive[-PAIRS:], np.bool_)
+    columns = prompt, output, np.array(of_model.interactive, np.bool_)[picked]
     able = _measured(engine_of(row, profile), *(each.tobytes() for each in columns), promise, percentile)
     tokens_per_s = able.at(float(prompt.sum() / max(1, prompt.sum() + output.sum())))
     why_not = f"{able.out_of_reach:.0%} of requests miss their promise on an idle one" if able.out_of_reach else ""
