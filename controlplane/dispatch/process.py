@@ -31,6 +31,7 @@ from controlplane.dispatch.registrations import Registrations
 from controlplane.dispatch.relays import Relays
 from controlplane.dispatch.reordering import in_thread
 from controlplane.dispatch.snapshot import Snapshot
+from controlplane.dispatch.transport import TICK_S
 from controlplane.events.services import guard
 from controlplane.jobs.record import Jobs
 from controlplane.tuning.selectors import Values
@@ -105,6 +106,7 @@ class Dispatching:
         self.kv_caches = KvCaches(topology, self.dispatcher.queue, session=session, owns=self.owns)
         self.inventory_job = jobs.add("read-inventory", settings.FLEET_REFRESH_S, "database")
         self.sweep_job = jobs.add("sweep-queues", held_work.LOOK_S)
+        self.relays_job = jobs.add("hear-relays", TICK_S)
         self.observation = Observation(
             topology,
             self.dispatcher.queue.count,
@@ -159,7 +161,7 @@ class Dispatching:
         return (
             self._sweep_on(),
             self._keep_inventory(),
-            self.relays.run(),
+            self.relays.run(self.relays_job),
             self._as_owner(self._refresh_budgets()),
             self._as_owner(self.heartbeats.run()),
             self.commands.run(),
