@@ -56,15 +56,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         best = settled.cheapest(fleet.wanted)
         counts = np.array([one.counts for one in best])
         result[f"fleet_{seed}"] = {
-            "first_s": first_s,
-            "checked_s": time.perf_counter() - began_s,
-            "simulations": settled.runs,
+            "first_s": first_s, "checked_s": time.perf_counter() - began_s, "simulations": settled.runs,
             "first_gpus": int((first * sought.gpus[:, None, :]).sum()),
             "least_gpus": int((counts * sought.gpus[:, None, :]).sum()),
-            "met_ratio": float(np.nanmin([one.worst for one in best])),
-            "places": int((counts > 0).sum()),
+            "met_ratio": float(np.nanmin([one.worst for one in best])), "places": int((counts > 0).sum()),
             "one_less_breaks": int(settled.tried[counts > 0].sum()),
-        }
+        }  # fmt: skip
     began_s = time.perf_counter()
     least(large(0), 3.0)
     result["programme_40x5x6_s"] = time.perf_counter() - began_s
