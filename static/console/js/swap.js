@@ -66,7 +66,7 @@ export async function swap(ids, url = location.href, whole = false) {
   }
 }
 
-let [timer, againMs] = [0, 0];
+let timer = 0;
 
 // Rows that the pointer is on, which may come in another order, wait until it has gone, so that no click hits another row.
 function underPointer(element) {
@@ -75,11 +75,11 @@ function underPointer(element) {
   return true;
 }
 
-// All regions of the page that the server draws, at once and then once a second, however often this is asked.
-export function refreshRegions(delayMs = Math.max(50, againMs - Date.now())) {
+// All regions of the page that the server draws, soon and once, however often this is asked.
+export function refreshRegions(delayMs = 1000) {
   if (timer) return;
   timer = setTimeout(() => {
-    [timer, againMs] = [0, Date.now() + 1000];
+    timer = 0;
     swap([...document.querySelectorAll("[data-region][id]")].filter((element) => !underPointer(element)).map(({ id }) => id), location.href, true);
   }, delayMs);
 }
