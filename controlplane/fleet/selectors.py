@@ -87,6 +87,12 @@ def gpus_of(node: Any) -> dict[str, int]:
     return {"used": used, "free": free, "cordoned": cordoned}
 
 
+def without_prefix_cache() -> set[int]:
+    """Return the deployments with servers that are emulated without a prefix cache; all others have one."""
+    emulated = Deployment.objects.filter(instances__launcher=Launcher.EMULATED).distinct()
+    return {row.pk for row in emulated if not row.emulated_with_prefix_cache}
+
+
 def gpus_fitted() -> dict[tuple[str, str], int]:
     """Return GPUs of active nodes that are not cordoned by (region, GPU type)."""
     fitted: Counter[tuple[str, str]] = Counter()

@@ -121,10 +121,7 @@ def _values(
     values: dict[str, Any] = {
         column: ", ".join(sorted({getattr(row, column) for row in rows})) or NONE for column in COLUMNS
     }
-    values |= {
-        "strategy": policy.strategy if policy else NONE,
-        "parameters": policy.parameters if policy else {},
-    }
+    values |= {"strategy": policy.strategy if policy else NONE, "parameters": policy.parameters if policy else {}}
     in_force = settings.given(model.name)
     return values | {name: in_force[name] for name in SETTINGS}
 
