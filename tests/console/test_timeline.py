@@ -3,7 +3,9 @@
 from datetime import datetime, timedelta
 
 import pytest
+from django.http import QueryDict
 from django.utils import timezone
+from django.utils.http import urlencode
 
 from controlplane.console.formats import MINUS
 from controlplane.console.pages.overview import timeline
@@ -56,7 +58,7 @@ def span(hours: float, until: datetime = NOW, model: str = "", region: str = "")
 )
 def test_the_time_asked_for(query, since, until, inventory):
     zone = timezone.get_current_timezone()
-    asked = timeline.span_of(timeline.filters_of(query), NOW)
+    asked = timeline.span_of(timeline.filters_of(QueryDict(urlencode(query))), NOW)
     assert (asked.since, asked.until) == (since.replace(tzinfo=zone), until.replace(tzinfo=zone))
     assert 1 <= len(asked.starts) <= timeline.POINTS + 1
 

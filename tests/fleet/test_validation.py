@@ -209,14 +209,12 @@ class TestSloClass:
 
 
 class TestScheduledMinimum:
-    @pytest.mark.parametrize(
-        ("time", "good"), [("08:30", True), *((each, False) for each in ("0830Z", "0830", "8:30", "24:00", "T0830", "08.30"))]
-    )  # fmt: skip
-    def test_times_are_of_the_clock(self, time, good, language_model):
+    @pytest.mark.parametrize("time", ["08:30", "0830Z", "0830", "8:30", "24:00", "T0830", "08.30"])
+    def test_times_are_of_the_clock(self, time, language_model):
         given = {"name": "office", "model": language_model, "instances": 1}
         for field in ("begins", "ends"):
             row = ScheduledMinimum(**given | {"begins": "08:00", "ends": "18:00", field: time})
-            assert errors(row) == (set() if good else {field})
+            assert errors(row) == (set() if time == "08:30" else {field})
 
     def test_a_row_that_cannot_be_read_is_said_once_and_the_others_hold(self, deployment):
         for name, begins, count in (("old", "0830Z", 3), ("all day", "00:00", 2)):
