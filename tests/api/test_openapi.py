@@ -2,9 +2,17 @@
 
 import re
 
+import pytest
 from django.urls import reverse
+from pydantic import ValidationError
 
+from controlplane.api.routers.accounts import KeyIn
+from controlplane.api.routers.usage import PriceIn
+from controlplane.api.urls import api
 from controlplane.gateway.admission.validation import Kind
+from controlplane.resources.alerts import SilenceIn
+from controlplane.resources.inventory import MaintenanceIn
+from controlplane.simulation.whatif.starts.begin import Begin
 
 
 def test_every_operation_has_a_name_a_tag_and_the_common_error(client):
@@ -19,6 +27,32 @@ def test_every_operation_has_a_name_a_tag_and_the_common_error(client):
                 error = operation["responses"]["default"]["content"]["application/json"]["schema"]
                 assert error["$ref"].endswith("ErrorBody"), path
     assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("far", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+def test_times_that_have_no_date_in_another_zone_are_refused(far, sign_in):
+    """By each parameter of a list, and each field of a body."""
+    caller, asked = sign_in("fleet_admin"), []
+    for path, operations in api.get_openapi_schema()["paths"].items():
+        for parameter in operations.get("get", {}).get("parameters", ()):
+            if "date-time" in str(parameter["schema"]):
+                answer = caller.get(path.removeprefix("/api/"), **{parameter["name"]: far})
+                assert (answer.status_code, answer.json()["error"]["field"]) == (422, parameter["name"]), path
+                asked.append(path)
+    assert len(asked) > 10
+    fields = [(KeyIn, "expires_at"), (PriceIn, "from_at"), (SilenceIn, "until"), (Begin, "since"), (Begin, "until"),
+              (MaintenanceIn, "from_at"), (MaintenanceIn, "until")]  # fmt: skip
+    for body, field in fields:
+        with pytest.raises(ValidationError, match=rf"\n{field}\n.*give a time of the years"):
+            body.model_validate({field: far})
+    with pytest.raises(ValidationError, match=r"\nexpires_at\n.*should have timezone info"):
+        KeyIn.model_validate({"expires_at": "2027-01-01T00:00:00"})
+
+
+def test_a_search_is_as_long_as_on_pages(sign_in):
+    caller = sign_in("fleet_admin")
+    for name, length in (("events", 120), ("instances", 80), ("keys", 80)):
+        assert [caller.get(name, q="a " * (each // 2)).status_code for each in (length, length + 2)] == [200, 422], name
 
 
 def test_inference_calls_are_described_and_every_reference_leads_somewhere(client):

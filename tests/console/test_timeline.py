@@ -53,6 +53,8 @@ def span(hours: float, until: datetime = NOW, model: str = "", region: str = "")
             datetime(2026, 11, 19, 18, 0),
             datetime(2026, 11, 20),
         ),
+        ({"range": "times", "until": "0001-01-01T00:00"}, NOW - timedelta(hours=6), NOW),
+        ({"range": "times", "from": "9999-12-31T23:59"}, NOW - timedelta(hours=6), NOW),
         ({"range": "-1"}, NOW - timedelta(hours=6), NOW),
     ],
 )
