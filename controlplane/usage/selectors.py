@@ -67,7 +67,7 @@ def _shown(zone: ZoneInfo, since: datetime) -> dict[str, dict[str, Any]]:
 
 
 def usage(asked: UsageScope, by: Sequence[str] = ()) -> "QuerySet[Any, dict[str, Any]]":
-    """Sums by *by*, of day (in the zone), hour (beginning with the zone's), tenant, key, model, slo_class, work, application, batch, gpu_type and
+    """Sums by *by*, of day (the zone's), hour, tenant, key, model, slo_class, work, application, batch, gpu_type and
     instance, in their order.
 
     Idle time is a separate row, with `idle` true and no tenant. A key is its id, with `key_name`, `key_prefix` and

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 from django.http import HttpResponseBase
 from django.utils import timezone
 from ninja import Field, Query, Router, Schema, Status
+from pydantic import FiniteFloat
 
 from controlplane.accounts.models import Role, Tenant
 from controlplane.api.callers import PEOPLE_AND_KEYS, VIEWERS, ApiRequest, Caller
@@ -209,7 +210,7 @@ class PriceIn(Strict):
     of: Literal["gpu", "spot", "slo_class"]
     name: str
     """Of the GPU type or SLO class."""
-    amount: float | None
+    amount: FiniteFloat | None
     """USD an hour of a GPU, or the factor of a class; null takes a spot price away."""
     from_at: Instant | None = None
     """By default now; a past moment is a whole quarter of an hour."""
