@@ -32,6 +32,7 @@ django_application = get_asgi_application()  # sets Django up: modules that need
 
 from servestatic import ServeStaticASGI
 
+from controlplane import urls  # noqa: F401 (else the first page's request imports all pages on the event loop, for seconds)
 from controlplane.alerts import watch as alert_watch
 from controlplane.alerts.problems import Problem, find, read_known
 from controlplane.alerts.watch import AlertWatch

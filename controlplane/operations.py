@@ -110,11 +110,7 @@ class Operations:
                 status, kind, body = self.ready()
             case _:
                 status, kind, body = await self.metrics(scope)
-        headers = [
-            (b"content-type", kind),
-            (b"content-length", b"%d" % len(body)),
-            (b"cache-control", b"no-store"),
-        ]
+        headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), (b"cache-control", b"no-store")]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 

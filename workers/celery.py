@@ -38,7 +38,6 @@ def is_news(record: logging.LogRecord) -> bool:
 
 COMPUTED_FROM = {"control", "simulation"}
 """Queues whose tasks compute; a node agent listens on its node's queue alone."""
-
 logging.getLogger("celery.worker.request").addFilter(without_traceback_of_a_lost_process)
 logging.getLogger("py.warnings").addFilter(is_news)  # not a filter of warnings: Celery puts its own in front of those
 
@@ -56,6 +55,7 @@ def load_kernels() -> None:
     """
     if not COMPUTED_FROM & set(app.amqp.queues.consume_from):
         return
+    from controlplane.planning.sizing import working  # noqa: F401 (what a capacity plan needs, whose asker waits)
     from controlplane.simulation.running import warm_up
     from scheduling.queueing import global_scheduler
 

@@ -42,7 +42,7 @@ def message_due(alert: Alert, now: datetime) -> str:
     A receiver that never heard of an alert is not sent its end; one that did is sent it, even in a silence.
     """
     if alert.resolved_at is not None:
-        return RESOLVED if alert.notified == FIRING else ""
+        return RESOLVED if alert.settled and alert.notified == FIRING else ""
     if alert.is_silenced(now):
         return ""
     if alert.notified != FIRING or alert.notified_at is None:

@@ -15,9 +15,8 @@ from controlplane.batches.models import LATE
 from controlplane.batches.selectors import running
 from controlplane.fleet.lifecycle.gpu_health import ACTOR
 from controlplane.fleet.lifecycle.restarts import CRASH_LOOP
-from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.maintenance import instances_of
-from controlplane.fleet.models import Deployment, Gpu, Instance, Maintenance, Node, Region
+from controlplane.fleet.minimums import Minimum, minimums
+from controlplane.fleet.models import Deployment, Gpu, Node, Region
 from controlplane.fleet.rollouts.selectors import failed
 from controlplane.jobs.parts import part_title
 from controlplane.jobs.record import job_title, trouble_of
@@ -29,6 +28,7 @@ QUEUE_WARNING: Final = 0.8
 """Of the endpoint's bound."""
 AGENT_SILENT: Final = timedelta(minutes=5)
 """After which the agent of a node, which reports every minute, is missed."""
+NONE: Final = Minimum(0)
 Table = Sequence[Mapping[str, Any]]
 
 
@@ -58,11 +58,7 @@ class Known(Struct, frozen=True):
 
     problems: tuple[Problem, ...] = ()
     queue_bounds: Mapping[tuple[str, str], int] = {}
-    min_instances: Mapping[tuple[str, str], int] = {}
-    held: Mapping[tuple[str, str], str] = {}
-    """Holder and reason of a held instance."""
-    away: Mapping[tuple[str, str], tuple[int, datetime]] = {}
-    """Instances that are in maintenance, and until when."""
+    minimums: Mapping[tuple[str, str], Minimum] = {}
     titles: Mapping[str, str] = {}
     """Of regions, by name."""
     dark: frozenset[str] = frozenset()
@@ -76,26 +72,11 @@ def read_known(now: datetime) -> Known:
     """Read the rows that say what is wrong, and those that live numbers are compared with."""
     titles = dict(Region.objects.values_list("name", "title"))
     active = Deployment.objects.filter(active=True, model__active=True, region__active=True)
-    sums = (
-        active.values_list("model__name", "region__name").annotate(Sum("queue_bound"), Sum("min_instances")).order_by()
-    )
-    away = dict[tuple[str, str], tuple[int, datetime]]()
-    for window in Maintenance.objects.under_way():
-        of_window = instances_of(window).filter(restart=str(window)).exclude(state=InstanceState.READY)
-        for key in of_window.values_list("deployment__model__name", "deployment__region__name"):
-            count, until = away.get(key, (0, window.until))
-            away[key] = count + 1, max(until, window.until)
-    held = Instance.objects.exclude(held="").filter(state=InstanceState.STOPPED).order_by("name")
-    endpoints = [((model, region), bound, least) for model, region, bound, least in sums]
+    bounds = active.values_list("model__name", "region__name").annotate(Sum("queue_bound")).order_by()
     return Known(
         tuple(_of_rows(now, titles)),
-        {key: bound for key, bound, _ in endpoints},
-        {key: least for key, _, least in endpoints},
-        {
-            (model, region): by
-            for model, region, by in held.values_list("deployment__model__name", "deployment__region__name", "held")
-        },
-        away,
+        {(model, region): bound for model, region, bound in bounds},
+        minimums(),
         titles,
         frozenset(Region.objects.exclude(dark_since=None).values_list("name", flat=True)),
     )
@@ -202,19 +183,14 @@ def _endpoints(table: Table, known: Known) -> Iterator[Problem]:
     for row in table:
         model, region, waiting, ready = row["model"], row["region"], row["waiting"] or 0, row["instances_ready"] or 0
         name, subject, href = known.where(model, region), f"{model} in {region}", _link("/fleet/", model, region)
-        least, bound = known.min_instances.get((model, region), 0), known.queue_bounds.get((model, region), 0)
+        least, bound = known.minimums.get((model, region), NONE), known.queue_bounds.get((model, region), 0)
         if region in known.dark:
             continue
-        gone, until = known.away.get((model, region), (0, None))
-        why = f"; {gone} in maintenance until {until:%d %b %H:%M} UTC" if until else ""
-        if ready < least - gone:
-            words = "fewer than its minimum" + (f"; {waiting:,} requests wait" if waiting else "") + why
-            if by_whom := known.held.get((model, region)):
-                words += f"; held by {by_whom}"
-            title = f"{ready} of {least} instances of {name} are ready"
+        if title := least.short(ready):
+            words = "fewer than its minimum" + (f"; {waiting:,} requests wait" if waiting else "") + least.why
             yield Problem("endpoint", subject, "warning" if ready else "critical", title, words, href, model)
         elif waiting and not ready:
-            title, words = f"No instance of {name} is ready", f"{waiting:,} requests wait for one{why}"
+            title, words = f"No instance of {name} is ready", f"{waiting:,} requests wait for one{least.why}"
             yield Problem("endpoint", subject, "critical", title, words, href, model)
         if ready and bound and waiting >= QUEUE_WARNING * bound:
             severity, how = ("critical", "full") if waiting >= bound else ("warning", "nearly full")

@@ -19,8 +19,8 @@ from controlplane.fleet.lifecycle.states import ActionError
 
 ACTOR: Final = "alerts"
 RESOLVED_AFTER: Final = timedelta(seconds=60)
-"""An alert stays open so long after its condition last held, so that a value near its threshold does not open it again and
-again."""
+"""An alert whose condition holds again within that is the same one, and its end is sent after it: a value near its threshold
+sends no message again and again."""
 MAX_OPEN: Final = 200
 """Open alerts of one rule; further subjects are opened as others resolve."""
 KEPT: Final = timedelta(days=30)
@@ -49,7 +49,9 @@ def follow(problems: Mapping[AlertRule, Iterable[Problem]], seen: Seen, now: dat
     A rule that is not in *problems* resolves its alerts. *began* is when this process began to judge: what it has not
     noticed yet may still hold.
     """
-    known = {(alert.rule_id, alert.subject): alert for alert in Alert.objects.unresolved().select_related("rule")}
+    known = {
+        (alert.rule_id, alert.subject): alert for alert in Alert.objects.filter(settled=False).select_related("rule")
+    }
     present = {(rule.pk, each.subject[:200]): (rule, each) for rule, of_rule in problems.items() for each in of_rule}
     for key in seen.keys() - present.keys():
         del seen[key]
@@ -60,15 +62,18 @@ def follow(problems: Mapping[AlertRule, Iterable[Problem]], seen: Seen, now: dat
         alert = known.get(key)
         if alert is not None:
             _describe(alert, problem, now)
+            alert.resolved_at = None
             standing.append(alert)
         elif now - since >= timedelta(seconds=rule.for_s) and counts[rule.pk] < MAX_OPEN:
             counts[rule.pk] += 1
             _open(rule, key[1], problem, since, now)
-    Alert.objects.bulk_update(standing, DESCRIBED, batch_size=100)
+    Alert.objects.bulk_update(standing, (*DESCRIBED, "resolved_at"), batch_size=100)
     active = {rule.pk for rule in problems}
     for key, alert in known.items():
-        if key not in present and (now - max(alert.seen_at, began) > RESOLVED_AFTER or alert.rule_id not in active):
-            _resolve(alert, now)
+        if key not in present and (
+            now - began > RESOLVED_AFTER or alert.seen_at >= began or alert.rule_id not in active
+        ):
+            _resolve(alert, now, settled=now - alert.seen_at > RESOLVED_AFTER or alert.rule_id not in active)
 
 
 def _open(rule: AlertRule, subject: str, problem: Problem, since: datetime, now: datetime) -> None:
@@ -97,11 +102,12 @@ def _describe(alert: Alert, problem: Problem, now: datetime) -> None:
     alert.causes, alert.value, alert.page, alert.seen_at = list(problem.causes), problem.value, problem.href, now
 
 
-def _resolve(alert: Alert, now: datetime) -> None:
-    alert.resolved_at = now
-    alert.save(update_fields=["resolved_at"])
-    lasted_s = (now - alert.since).total_seconds()
-    record("alert.resolved", alert, actor=ACTOR, before={"value": alert.value}, after={"lasted_s": round(lasted_s)})
+def _resolve(alert: Alert, now: datetime, *, settled: bool) -> None:
+    alert.resolved_at, alert.settled = alert.resolved_at or now, settled
+    alert.save(update_fields=["resolved_at", "settled"])
+    if settled:
+        lasted_s = (alert.resolved_at - alert.since).total_seconds()
+        record("alert.resolved", alert, actor=ACTOR, before={"value": alert.value}, after={"lasted_s": round(lasted_s)})
 
 
 def prune(now: datetime) -> int:

@@ -1,4 +1,4 @@
-"""Reads of batches: those that run, the least slack first, and what became of those of the last days."""
+"""Reads of batches: those that run, the least slack first, what became of those of the last days, and keys for new ones."""
 
 from collections.abc import Iterable
 from datetime import timedelta
@@ -7,7 +7,11 @@ from typing import Any
 from django.db.models import Count, QuerySet
 from django.utils import timezone
 
+from controlplane.accounts.models import ApiKey, User
+from controlplane.accounts.selectors import manageable_api_keys
 from controlplane.batches.models import AT_RISK, ENDED, LATE, Batch, BatchStatus
+from controlplane.fleet.models import SloKind
+from controlplane.fleet.selectors import names_to_ask_for
 
 JUDGED_OVER = timedelta(days=7)
 
@@ -23,6 +27,18 @@ def _urgency(batch: Batch) -> tuple[float, int]:
     slack_s = batch.slack_s
     known = slack_s if slack_s is not None else (batch.expires_at - timezone.now()).total_seconds()
     return known, batch.pk
+
+
+def keys_for_batches(user: User) -> list[ApiKey]:
+    """Return the keys of *user* that a batch can have: its tenant may use such a class, and it may ask for some model."""
+    able = manageable_api_keys(user).filter(account=None, tenant__active=True)
+    able = able.filter(tenant__slo_classes__kind=SloKind.NON_INTERACTIVE).distinct()
+    names = {tenant_id: names_to_ask_for(tenant_id) for tenant_id in {key.tenant_id for key in able}}
+    return [
+        key
+        for key in able
+        if key.usable and names[key.tenant_id].intersection(key.allowed_models or names[key.tenant_id])
+    ]
 
 
 def deadlines_met(rows: QuerySet[Batch]) -> tuple[int, int]:

@@ -191,7 +191,9 @@ def age(seconds: float | None) -> str:
 
 
 def moment(at: datetime, now: datetime) -> str:
-    """Format as `12:53:47` of today, else `20 Nov 12:53:47`, with the year if it is not this one."""
+    """Format as `12:53:47` of today, else `20 Nov 12:53:47`, with the year if it is not this one; the epoch has no date."""
+    if at.timestamp() == 0:
+        return "the start"
     if at.date() == now.date():
         return f"{at:%H:%M:%S}"
     year = f" {at.year}" if at.year != now.year else ""

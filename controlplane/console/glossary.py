@@ -3,6 +3,8 @@
 import re
 from typing import Final
 
+from controlplane.planning.parts import NAMES
+
 TERMS: Final = {
     "TTFT": "time to the first token",
     "ITL": "time between two tokens of an answer",
@@ -28,6 +30,8 @@ _LONGEST_FIRST: Final = [
 
 
 def explained(label: str) -> str:
-    """Return the first of the longest terms in *label* with its meaning; nothing where there is none."""
+    """Return the name, or the first of the longest terms in *label*, with its meaning; nothing where there is none."""
+    if label in NAMES:
+        return f"{label}: {NAMES[label]}"
     text = next((text for pattern, text in _LONGEST_FIRST if pattern.search(label)), "")
     return text[:1].upper() + text[1:]

@@ -31,6 +31,7 @@ from controlplane.dispatch.registrations import Registrations
 from controlplane.dispatch.relays import Relays
 from controlplane.dispatch.reordering import in_thread
 from controlplane.dispatch.snapshot import Snapshot
+from controlplane.dispatch.transport import TICK_S
 from controlplane.events.services import guard
 from controlplane.fleet.services import report_unreadable
 from controlplane.jobs.record import Jobs
@@ -106,6 +107,7 @@ class Dispatching:
         self.kv_caches = KvCaches(topology, self.dispatcher.queue, session=session, owns=self.owns)
         self.inventory_job = jobs.add("read-inventory", settings.FLEET_REFRESH_S, "database")
         self.sweep_job = jobs.add("sweep-queues", held_work.LOOK_S)
+        self.relays_job = jobs.add("hear-relays", TICK_S)
         self.observation = Observation(
             topology,
             self.dispatcher.queue.count,
@@ -160,7 +162,7 @@ class Dispatching:
         return (
             self._sweep_on(),
             self._keep_inventory(),
-            self.relays.run(),
+            self.relays.run(self.relays_job),
             self._as_owner(self._refresh_budgets()),
             self._as_owner(self.heartbeats.run()),
             self.commands.run(),

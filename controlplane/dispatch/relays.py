@@ -14,6 +14,7 @@ import zmq
 from controlplane.dispatch import port
 from controlplane.dispatch.port import relay_of
 from controlplane.dispatch.transport import SILENT_S, TICK_S, Outbox, Socket, machine, of_relay
+from controlplane.jobs.record import Job
 
 logger = logging.getLogger(__name__)
 GONE_S: Final = SILENT_S + 2.0
@@ -69,10 +70,11 @@ class Relays:
         if self._socket is not None:
             self._socket.close()
 
-    async def run(self) -> None:
+    async def run(self, job: Job) -> None:
         while True:
-            await asyncio.sleep(TICK_S)
-            self.tick()
+            await asyncio.sleep(job.period_s)
+            with job:
+                self.tick()
 
     def tick(self) -> None:
         """Say to every relay that this process lives, and give up those that say nothing."""

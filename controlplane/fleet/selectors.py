@@ -10,7 +10,7 @@ from typing import Any, cast
 from django.core.exceptions import ValidationError
 from django.db.models import Count, Q, QuerySet
 
-from controlplane.fleet.lifecycle.states import ACTION_STATES, ALIVE, Action, InstanceState
+from controlplane.fleet.lifecycle.states import ACTION_STATES, Action, InstanceState
 from controlplane.fleet.models import (
     Adapter,
     Deployment,
@@ -52,10 +52,9 @@ def instances(model: str = "") -> QuerySet[Instance]:
 
 
 def deployments() -> QuerySet[Deployment]:
-    """Return deployments with `instances_total` (stopped ones not counted), `instances_alive` and `instances_ready`."""
+    """Return deployments with `instances_total` (stopped ones not counted) and `instances_ready`, by their state."""
     return Deployment.objects.select_related("model", "region", "gpu_type").annotate(
         instances_total=Count("instances", filter=~Q(instances__state=InstanceState.STOPPED)),
-        instances_alive=Count("instances", filter=Q(instances__state__in=ALIVE)),
         instances_ready=Count("instances", filter=Q(instances__state=InstanceState.READY)),
     )
 
@@ -71,6 +70,15 @@ def maintenance_windows(start: datetime, end: datetime) -> MaintenanceQuerySet:
     return rows.ending_after(start).filter(from_at__lt=end)
 
 
+def cordoned_for_good(region: str = "") -> list[str]:
+    """Return the regions and nodes, of *region* if given, that are cordoned and stay so: no maintenance ends it."""
+    ends = Maintenance.objects.under_way().exclude(cordon="")
+    shut = Region.objects.exclude(cordoned="").exclude(pk__in=ends.exclude(region=None).values("region"))
+    nodes = Node.objects.exclude(cordoned="").exclude(pk__in=ends.exclude(node=None).values("node")).filter(active=True)
+    rows = [*narrowed(shut, name=region), *narrowed(nodes, region__name=region)]
+    return sorted(str(row) for row in rows)
+
+
 def gpus_of(node: Any) -> dict[str, int]:
     """Count GPUs of *node*, with its `gpus_used`, by state; where it or its region is cordoned, none is free."""
     used, cordoned = node.gpus_used, node.gpus_cordoned
@@ -78,6 +86,12 @@ def gpus_of(node: Any) -> dict[str, int]:
         return {"used": used, "free": 0, "cordoned": node.gpu_count - used}
     free = max(0, node.free_gpus() if cordoned else node.gpu_count - used)
     return {"used": used, "free": free, "cordoned": cordoned}
+
+
+def without_prefix_cache() -> set[int]:
+    """Return the deployments with servers that are emulated without a prefix cache; all others have one."""
+    emulated = Deployment.objects.filter(instances__launcher=Launcher.EMULATED).distinct()
+    return {row.pk for row in emulated if not row.emulated_with_prefix_cache}
 
 
 def gpus_fitted() -> dict[tuple[str, str], int]:

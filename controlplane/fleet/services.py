@@ -60,19 +60,12 @@ TICK_TASK = "workers.tasks.tick.tick"
 SWAPS_EXPIRE_S = 5.0
 
 # Where a superseded command would leave an instance is decided by the command that supersedes it.
-_SUPERSEDES = {
-    CommandVerb.STOP: {CommandVerb.START, CommandVerb.SLEEP, CommandVerb.WAKE},
-}
+_SUPERSEDES = {CommandVerb.STOP: {CommandVerb.START, CommandVerb.SLEEP, CommandVerb.WAKE}}
 
 
 @transaction.atomic
 def move(
-    instance: Instance,
-    to: InstanceState,
-    *,
-    actor: User | str,
-    reason: str,
-    inputs: dict[str, object] | None = None,
+    instance: Instance, to: InstanceState, *, actor: User | str, reason: str, inputs: dict[str, object] | None = None
 ) -> Instance:
     """Move *instance* to state *to* and record the event; the row is locked and read again first.
 

@@ -58,7 +58,11 @@ class Session:
         self._socket = Socket(loop, zmq.DEALER, self._receive)
         self._outbox = Outbox(loop, self._socket.send, clock)
         self._outbox.left_out = dispatchers.refuse
-        self._socket.connect(address)
+        try:
+            self._socket.connect(address)
+        except zmq.ZMQError:
+            self._socket.close()
+            raise
         self.begin()
 
     def begin(self) -> None:
@@ -170,6 +174,7 @@ class Dispatchers:
         self.entered, self.zone, self.near = entered, zone, near
         self.machine = machine()
         self.sessions: dict[str, Session] = {}
+        self._unreachable: set[str] = set()  # addresses of owners with which none could begin
         """By address."""
         self.routes: dict[str, tuple[object, port.Send]] = {}
         """The owner of each role, and what takes its records."""
@@ -414,13 +419,8 @@ class Dispatchers:
         """Take in that *owner* takes no records any longer."""
         self.routes = {role: route for role, route in self.routes.items() if route[0] is not owner}
 
-    async def run(self) -> None:
-        while True:
-            self.follow()
-            await asyncio.sleep(TICK_S)
-
     def follow(self) -> None:
-        """Have a session with each process that owns something now."""
+        """Have a session with each process that owns something now; where one cannot begin, it is tried again."""
         if self.local is not None:
             self.owned(self.local, self.local, self.serving())
         owners = {
@@ -430,10 +430,16 @@ class Dispatchers:
         }
         for address in self.sessions.keys() - owners:
             self.sessions.pop(address).close()
-        for address in owners - self.sessions.keys():
-            self.sessions[address] = Session(self, address)
         for session in self.sessions.values():
             session.tick()
+        self._unreachable &= owners
+        for address in owners - self.sessions.keys():
+            try:
+                self.sessions[address] = Session(self, address)
+            except (zmq.ZMQError, OSError) as error:
+                if address not in self._unreachable:
+                    logger.warning("relay: no session with the dispatcher at %s: %s", address, error)
+                self._unreachable.add(address)
         self._has_zones = any(map(zone_of, self.lease.shards))
         if self._has_zones:
             self._leave_zones()

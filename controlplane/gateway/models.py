@@ -16,7 +16,7 @@ class Outcome(models.TextChoices):
     DONE = "done", "Done"
     FAILED = "failed", "Failed"  # the instance or Pilothouse could not serve it
     CANCELLED = "cancelled", "Cancelled"  # the tenant disconnected
-    REJECTED = "rejected", "Rejected"  # queue bound, limits, deadline
+    REJECTED = "rejected", "Refused"  # queue bound, limits, deadline
 
 
 class LedgerRow(models.Model):
@@ -167,6 +167,7 @@ SERIES = ("minute", "model", "region", "own_region", "slo_class")
 SUMS = (
     "requests",
     "failed",
+    "refused",
     "slo_met",
     "slo_judged",
     "prompt_tokens",
@@ -197,6 +198,7 @@ class MinuteRow(models.Model):
     slo_class = models.CharField(max_length=40)
     requests = models.PositiveIntegerField(default=0)
     failed = models.PositiveIntegerField(default=0)
+    refused = models.PositiveIntegerField(default=0, db_default=0)
     slo_met = models.PositiveIntegerField(default=0)
     slo_judged = models.PositiveIntegerField(default=0)
     prompt_tokens = models.PositiveBigIntegerField(default=0)

@@ -38,7 +38,7 @@ from controlplane.dispatch.port import (
 from controlplane.dispatch.process import Dispatching, Scaling
 from controlplane.dispatch.queues.held import HeldView
 from controlplane.dispatch.queues.view import QueuesView
-from controlplane.dispatch.transport import advertised
+from controlplane.dispatch.transport import TICK_S, advertised
 from controlplane.gateway.admission.admitting import Admitter
 from controlplane.gateway.admission.entries import Entries
 from controlplane.gateway.admission.keys import Keys
@@ -292,7 +292,7 @@ class Gateway:
             self._every(self.jobs.add("note-key-use", settings.KEY_CACHE_S, "database"), self._note_use),
             self._every(self.monitor.job, self.monitor.read),
             self._every(self.parts.job, self.parts.probe),
-            self.dispatchers.run(),
+            self._every(self.jobs.add("follow-dispatchers", TICK_S), self._follow),
         ]
         if dispatching is not None and self.publisher is not None:
             work += [*dispatching.jobs_to_run, self.publisher.run()]
@@ -352,6 +352,9 @@ class Gateway:
             await asyncio.sleep(job.period_s)
             with job:
                 await work()
+
+    async def _follow(self) -> None:
+        self.dispatchers.follow()
 
     async def _count(self) -> None:
         self.http.completions.load.tick()

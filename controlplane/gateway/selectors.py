@@ -17,7 +17,7 @@ OWN_REGION = Case(When(own_region="", then=F("region")), default=F("own_region")
 """Region of the caller of a ledger row, or of the callers of a minute row."""
 
 MISSED_BY: Final = {
-    "failed": "failed or rejected",
+    "failed": "failed or refused",
     "moved": "placed again after a loss",
     "queue": "waited in the queue",
     "prefill": "slow prefill",

@@ -9,6 +9,7 @@ from django.db.models import Model as Row
 from controlplane.fleet.models import Deployment, Model
 from controlplane.planning.models import ScalingPolicy
 from controlplane.planning.parts import unavailable_reasons
+from controlplane.planning.titles import title_of
 from controlplane.tuning.models import Setting
 from controlplane.tuning.selectors import Values, tuned
 from controlplane.tuning.selectors import read as read_settings
@@ -120,10 +121,7 @@ def _values(
     values: dict[str, Any] = {
         column: ", ".join(sorted({getattr(row, column) for row in rows})) or NONE for column in COLUMNS
     }
-    values |= {
-        "strategy": policy.strategy if policy else NONE,
-        "parameters": policy.parameters if policy else {},
-    }
+    values |= {"strategy": policy.strategy if policy else NONE, "parameters": policy.parameters if policy else {}}
     in_force = settings.given(model.name)
     return values | {name: in_force[name] for name in SETTINGS}
 
@@ -178,4 +176,4 @@ def _changes(present: Present, bundle: Bundle, of: str = "") -> str:
 def _said(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {number:g}" for name, number in value.items()) or "its own"
-    return str(value) or "in use"
+    return title_of(str(value)) or "in use"

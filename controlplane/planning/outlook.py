@@ -13,7 +13,7 @@ import numpy as np
 
 from controlplane.events.models import Event
 from controlplane.fleet.models import Deployment
-from controlplane.fleet.selectors import schedules
+from controlplane.fleet.selectors import cordoned_for_good, schedules
 from controlplane.planning import selectors as planning
 from controlplane.planning.capacity import EndpointLoad, Place, capabilities, capacity_over_time, endpoint_loads
 from controlplane.planning.forecasts import demand, selectors
@@ -46,6 +46,8 @@ class Outlook:
     planned: float | None
     projected: Sequence[tuple[datetime, float]]
     """Capacity from each of these moments on, after now, by the projected fleet; empty without one or further hours."""
+    shut: Sequence[str]
+    """Places that it leaves out to its end, as their cordon has none."""
     scheduled: Sequence[tuple[datetime, float]]
     """Least capacity from each of these moments on, by scheduled minimums; empty without any."""
     forecast: Forecast | None
@@ -113,6 +115,7 @@ def see(model: str, region: str, hours: float, now: datetime, hours_ahead: int =
     moments = [now if start + timedelta(seconds=window_s) > now else start for start in shown if start <= now]
     capacity = capacity_over_time(model, region, moments, loads)
     known = any(value is not None for value in capacity)
+    projected = _projected(model, region, now, hours_ahead) if known and hours_ahead else []
     return Outlook(
         starts=shown,
         window_s=window_s,
@@ -121,7 +124,8 @@ def see(model: str, region: str, hours: float, now: datetime, hours_ahead: int =
         expected=[by_start.get(start) or hourly.get(demand.window_start(start, HOUR_S)) for start in shown],
         capacity=capacity + [None] * (len(shown) - len(capacity)),
         planned=_planned(model, region, now, loads) if known else None,
-        projected=_projected(model, region, now, hours_ahead) if known and hours_ahead else [],
+        projected=projected,
+        shut=cordoned_for_good(region) if projected else [],
         scheduled=_scheduled(model, region, starts[0], starts[-1] + timedelta(seconds=window_s)),
         forecast=newest,
         note=next((row.note for row in forecasts if row.note), ""),

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from controlplane.planning.execution import strategies
-from controlplane.planning.titles import title_of
+from controlplane.planning.titles import TITLES, title_of
 from controlplane.tuning.selectors import choices_of
+from scheduling.applications.suite import SUITE
+from scheduling.bundles import BUNDLES
 from scheduling.policy import LIVE_CHOICES
 
 
@@ -97,6 +99,12 @@ FORECASTERS: Final = {
     "mlstm": "A multiplicative LSTM over the last windows (PreServe).",
     "blend": "Many simple forecasts and trees, weighted by how well each did lately.",
 }
+NAMES: Final = (
+    {TITLES[name]: about for name, about in (ORDERS | STRATEGIES | FORECASTERS).items() if name in TITLES}
+    | {each.title: each.about for each in BUNDLES.values()}
+    | {name: each.title for name, each in SUITE.items()}
+)
+"""What policies, and Hermes' applications, are that pages call by a name alone."""
 
 
 def _titled(names: list[str], of: str = "") -> dict[str, str]:

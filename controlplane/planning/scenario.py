@@ -26,7 +26,7 @@ from controlplane.fleet.models import (
     Tier,
     WeightedTarget,
 )
-from controlplane.fleet.selectors import gpus_fitted, region_latencies_ms, scheduled_minimums
+from controlplane.fleet.selectors import gpus_fitted, region_latencies_ms, scheduled_minimums, without_prefix_cache
 from controlplane.fleet.spot.selectors import reclaim_times
 from controlplane.fleet.swaps import times
 from controlplane.gateway.models import LedgerRow
@@ -154,8 +154,7 @@ def round_trips_s(rows: QuerySet[LedgerRow]) -> dict[tuple[str, str], float]:
 def offload_table(row: Deployment) -> dict[str, Any]:
     """Return the columns of a group of *row* for KV in CPU memory."""
     names = ("offload_tokens", "restore_s", "restore_s_per_token")
-    offload = zip(names, row.offload_of(row.kv_offload_gib), strict=True)
-    return {"prefix_caching": True, **dict(offload)} if row.kv_offload_gib else {}
+    return dict(zip(names, row.offload_of(row.kv_offload_gib), strict=True)) if row.kv_offload_gib else {}
 
 
 def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str, Any]:
@@ -169,7 +168,7 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
 
     donated = _donated()
     reclaim_s = reclaim_times(timezone.now()).expected_s
-    trips_s, shared, fitted = round_trips_s(rows), _shared(), gpus_fitted()
+    trips_s, shared, fitted, uncached = round_trips_s(rows), _shared(), gpus_fitted(), without_prefix_cache()
     tables: dict[str, Any] = {name: {} for name in ("models", "gpus", "regions", "latency_ms", "profiles", "fleet")}
     deployments: dict[tuple[str, str], list[Deployment]] = {}
     for place, row in fleet.deployments.items():
@@ -207,7 +206,7 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
             "max_loras": row.max_loras,
             "max_cpu_loras": row.max_cpu_loras,
             "block_size_tokens": BLOCK_TOKENS,
-            "prefix_caching": True,  # vLLM's default
+            "prefix_caching": row.pk not in uncached,
             "queue": row.scheduling_policy,
             # A released instance is stopped, and restarts like any other, unless it is donated.
             "start_s": fleet.starts.of(model, gpu).seconds,

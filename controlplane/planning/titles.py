@@ -15,6 +15,9 @@ TITLES = {
     "edf": "EDF",
     "ssjf": "SSJF",
     "qlm": "QLM",
+    "srpt": "SRPT",
+    "vtc": "VTC",
+    "wfq": "WFQ",
     "what_if": "What-if",
 }
 

@@ -8,7 +8,7 @@ from django import forms
 from django.core.exceptions import ValidationError
 from django.db.models import Model, QuerySet
 
-from controlplane.accounts.models import ApiKey, Role, Tenant, User
+from controlplane.accounts.models import ApiKey, BudgetKind, Role, Tenant, User
 from controlplane.accounts.services import set_password
 from controlplane.alerts.models import Condition
 from controlplane.events.models import Severity
@@ -129,6 +129,7 @@ class BudgetForm(ReasonedForm):
         if "api_key" not in self.fields:  # what it is of stays
             return
         keys: Any = self.fields["api_key"]
+        self.fields["kind"].choices = [("", "Choose…"), *BudgetKind.choices]  # type: ignore[attr-defined]
         keys.queryset = ApiKey.objects.filter(revoked_at=None).select_related("tenant")
         keys.label_from_instance = lambda key: f"{key} of {key.tenant}"
         keys.empty_label, self.fields["tenant"].empty_label = "All keys", "All, or that of the key"  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ DEMAND = {
     "unserved": "Demand not served",
     "spilled": "From another region",
     "degraded": "Degraded to another class",
-    "unreachable": "Rejected on arrival",
+    "unreachable": "Refused on arrival",
     "fallback": "Served by a fallback model",
 }
 """Choices of the page in addition to the outcomes."""
@@ -159,7 +159,7 @@ REQUESTS = Resource(
         Filter("degraded", degraded, bool, about="Served in another SLO class, since its own promise was unreachable."),
         Filter("adapter", control=Hidden("adapter"), about="LoRA adapter that served it."),
         Filter("asked_model", about="Name that was asked for, where another model served it."),
-        Filter("error_code", about="Such as `deadline_unreachable`: rejected on arrival."),
+        Filter("error_code", about="Such as `deadline_unreachable`: refused on arrival."),
     ),
     page=(
         *("request_id", "arrived_at", "ended_at", "outcome", "slo_met", "tenant", "model", "slo_class", "instance"),

@@ -158,10 +158,16 @@ def test_an_alert_opens_once_stays_and_resolves(own_time):
         watch.judge(begin + timedelta(seconds=after_s), failed)
     alert = Alert.objects.get()
     assert (alert.rule, alert.subject, alert.since, alert.state) == (rule, "one", begin, "open")
-    watch.judge(begin + timedelta(seconds=61), NOTHING)  # for a moment: it stays open
-    assert Alert.objects.get().state == "open"
-    watch.judge(begin + timedelta(seconds=112), NOTHING)
-    assert Alert.objects.get().state == "resolved"
+    for after_s, problems, state, told in (
+        (56, NOTHING, "resolved", 1),  # at once, and for a moment
+        (61, failed, "open", 1),
+        (66, NOTHING, "resolved", 1),
+        (122, NOTHING, "resolved", 2),
+    ):
+        watch.judge(begin + timedelta(seconds=after_s), problems)
+        assert Alert.objects.get().state == state
+        assert Event.objects.filter(kind__startswith="alert.").count() == told
+    assert Alert.objects.get().resolved_at == begin + timedelta(seconds=66)
     kinds = Event.objects.filter(kind__startswith="alert.").order_by("pk").values_list("kind", flat=True)
     assert list(kinds) == ["alert.opened", "alert.resolved"]
     services.prune(begin + timedelta(days=31))

@@ -217,15 +217,16 @@ def test_a_storm_is_one_message_of_bounded_length_in_both_formats():
         ({"silenced_until": -1}, ""),
         ({"silenced_until": 1}, "firing"),
         ({"resolved_at": 0}, ""),
-        ({"resolved_at": 0, "notified": "firing", "notified_at": 1}, "resolved"),
-        ({"resolved_at": 0, "notified": "firing", "notified_at": 1, "silenced_until": -1}, "resolved"),
+        ({"resolved_at": 0, "notified": "firing", "notified_at": 1}, ""),
+        ({"resolved_at": 0, "settled": True, "notified": "firing", "notified_at": 1}, "resolved"),
+        ({"resolved_at": 0, "settled": True, "notified": "firing", "notified_at": 1, "silenced_until": -1}, "resolved"),
         ({"resolved_at": 0, "notified": "resolved", "notified_at": 1}, ""),
     ],
 )
 def test_which_message_is_due(values, due):
     """Numbers are hours ago."""
     now = timezone.now()
-    given = {name: now - timedelta(hours=value) if isinstance(value, int) else value for name, value in values.items()}
+    given = {name: now - timedelta(hours=value) if type(value) is int else value for name, value in values.items()}
     assert messages.message_due(Alert(rule=AlertRule(repeat_hours=4), **given), now) == due
 
 

@@ -15,15 +15,23 @@ from controlplane.accounts.services import create_api_key
 from controlplane.alerts.problems import read_known
 from controlplane.batches import services
 from controlplane.batches.models import Batch, BatchStatus, StoredFile
+from controlplane.batches.selectors import keys_for_batches
 from controlplane.console.formats import MINUS
 from controlplane.console.live import batches as live_batches
 from controlplane.console.live import fragments
 from controlplane.console.live.state import LiveState
 from controlplane.events.models import Event
-from controlplane.fleet.models import SloClass, SloKind
+from controlplane.fleet.models import SloKind
 
 pytestmark = pytest.mark.django_db
 URL = "/batches/"
+
+
+@pytest.fixture
+def deferring(acme):
+    """`acme`, which may use the class of batches."""
+    acme.slo_classes.create(name="deferred", title="Deferred", kind=SloKind.NON_INTERACTIVE, deadline_s=86_400)
+    return acme
 
 
 @pytest.fixture
@@ -104,14 +112,11 @@ LINE = b'{"custom_id": "1", "url": "/v1/chat/completions", "body": {"model": "ll
         (None, "3", "Choose a JSONL file"),
     ],
 )
-def test_a_file_is_uploaded_and_becomes_a_batch(client, operator, acme, monkeypatch, content, hours, refused):
-    deferred = SloClass.objects.create(
-        name="deferred", title="Deferred", kind=SloKind.NON_INTERACTIVE, deadline_s=86_400
-    )
-    acme.slo_classes.add(deferred)
+@pytest.mark.usefixtures("language_model")
+def test_a_file_is_uploaded_and_becomes_a_batch(client, operator, deferring, monkeypatch, content, hours, refused):
     sent = []
     monkeypatch.setattr(services, "send_task", lambda *task: sent.append(task))
-    key, _ = create_api_key(acme, "nightly", operator)
+    key, _ = create_api_key(deferring, "nightly", operator)
     client.force_login(operator)
     assert "client.files.create(file=open(" in client.get(URL).content.decode()
     file = {} if content is None else {"file": SimpleUploadedFile("in.jsonl", content)}
@@ -129,6 +134,19 @@ def test_a_file_is_uploaded_and_becomes_a_batch(client, operator, acme, monkeypa
     assert (batch.api_key, batch.endpoint, batch.completion_window) == (key, "/v1/chat/completions", "3h")
     with batch.input_file.content as stored:
         assert stored.read() == content
+
+
+def test_only_keys_that_can_have_a_batch_are_offered(client, operator, deferring, language_model):
+    other = Tenant.objects.create(name="other", title="Other", default_slo_class=deferring.default_slo_class)
+    create_api_key(other, "without the class", operator)
+    create_api_key(deferring, "of a model that is gone", operator, allowed_models=["gone"])
+    assert keys_for_batches(operator) == []
+    client.force_login(operator)
+    assert "of a tenant that may use a non-interactive SLO class" in client.get(URL).content.decode()
+    rows = [
+        create_api_key(deferring, "able", operator, allowed_models=names)[0] for names in ([], [language_model.name])
+    ]
+    assert {key.pk for key in keys_for_batches(operator)} == {key.pk for key in rows}
 
 
 def test_keys_of_others_make_no_batch(client, member, acme, operator):

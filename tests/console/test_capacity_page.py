@@ -3,7 +3,7 @@
 import pytest
 
 from controlplane.api.urls import api
-from controlplane.console.live import fragments
+from controlplane.console.live import capacity, fragments
 from controlplane.console.live.state import LiveState
 from controlplane.planning.models import CapacityPlan, CapacityState
 from controlplane.planning.sizing import services
@@ -30,7 +30,7 @@ def test_a_question_is_posted_and_wrong_ones_come_back_with_a_sentence_at_the_fi
     assert "No price is kept for it: say what one costs an hour." in wrong
     answer = client.post("/capacity/", posted)
     row = CapacityPlan.objects.get()
-    assert (answer.status_code, answer.url) == (302, f"/capacity/{row.pk}/")
+    assert (answer.status_code, answer.url) == (302, f"/capacity/{row.pk}/#answer")
     assert row.question["promises"]["interactive"]["percentile"] == 99
     assert row.question["gpus"] == {"a100-80gb": 1.35}
     page = client.get(answer.url).content.decode()
@@ -43,14 +43,7 @@ def test_the_answer_its_file_and_rest_have_the_same_numbers(client, viewer, depl
     client.force_login(viewer)
     page = client.get(f"/capacity/{row.pk}/").content.decode()
     for shown in (
-        "$5,110",
-        "2 to buy",
-        "2027-01-29",
-        "97.0",
-        "estimated",
-        "does not fit 8",
-        "$2,555",
-        "at most</span> $7,665",
+        *("$5,110", "2 to buy", "2027-01-29", "97.0", "estimated", "does not fit 8", "$2,555", "at most</span> $7,665"),
         "Fleets for up to 3 times the demand reach 99.2% for",
     ):
         assert shown in page, shown
@@ -83,6 +76,9 @@ def test_a_plan_in_progress_shows_its_phase_and_is_drawn_anew_with_its_first_ans
     html = fragments.html_of(LiveState(), topic)
     assert "One instance less" in html["capacity"]
     assert html[f"drawn/{topic}"] != first
+    assert capacity.unanswered({"", topic})
+    CapacityPlan.objects.update(answer={"first_s": 0.6})
+    assert not capacity.unanswered({"", topic})
     assert not fragments.is_topic("capacity:x")
 
 

@@ -1,6 +1,7 @@
 """The fleet's pages: the tree of regions, nodes and instances, what operators do there, and the same in REST."""
 
 import re
+import time
 from datetime import timedelta
 
 import pytest
@@ -8,10 +9,11 @@ from django.urls import reverse
 from django.utils import timezone
 
 from controlplane.alerts.problems import find, read_known
+from controlplane.console.live.state import NO_TABLES, LiveState, Source
 from controlplane.events.models import Event
 from controlplane.fleet import services
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import Deployment, Gpu, Instance, Launcher, Node, Region, Stock
+from controlplane.fleet.models import Deployment, Gpu, Instance, Launcher, Node, Region, Stock, SwapGroup
 from tests.console.test_pages import text_of
 
 pytestmark = pytest.mark.django_db
@@ -33,7 +35,36 @@ def test_held_instances_are_shown_where_they_are_looked_for(client, operator, he
         assert "Stopped by operator" in answer, name
         assert "kernel update" in answer, name
         assert operator.get_username() in answer, name
-    assert "1 of 2 instances of its minimum" in text_of(client.get(reverse("console:fleet")))
+    assert "1 of 2 instances of llama-3.1-8b in US East are ready, fewer than its minimum; held by" in text_of(
+        client.get(reverse("console:fleet"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("states", "shared", "due"),
+    [
+        (("sleeping", "ready"), True, 1),  # a swap wakes it
+        (("stopped", "loading"), True, 1),
+        (("sleeping", "stopped"), True, 2),  # nothing does
+        (("sleeping", "ready"), False, 2),  # lent out
+        (("failed", "ready"), True, 2),
+    ],
+)
+def test_pages_alerts_and_rest_count_the_same_as_missing(reader, live, make_instance, deployment, states, shared, due):
+    Deployment.objects.update(min_instances=2)
+    group = SwapGroup.objects.create(name="shared") if shared else None
+    for state in states:
+        make_instance(state=state, swap_group=group)
+    words = "0 of 2 instances of llama-3.1-8b in US East are ready"
+    row = {"model": "llama-3.1-8b", "region": "us-east", "waiting": 0, "instances_ready": 0}
+    (rest,) = reader.get("/api/endpoints").json()["items"]
+    assert (rest["min_instances"], rest["min_instances_ready"]) == (2, due)
+    for ready in (due - 1, due):
+        tables = {"endpoints": [row | {"instances_ready": ready}]}
+        live.feed._state = LiveState(Source.LIVE, time.time(), tables=NO_TABLES | tables)
+        (alarm,) = [each.title for each in find(tables, read_known(timezone.now()))] or [""]
+        assert alarm == (words.replace("0", str(ready), 1) if ready < due else "")
+        assert (words[1:] in text_of(reader.get("/fleet/"))) == (ready < due)
 
 
 def test_the_page_of_a_stopped_instance_begins_with_its_story(acting, held):

@@ -1,6 +1,6 @@
 """Number formats for people."""
 
-from datetime import datetime
+from datetime import UTC, datetime
 
 import pytest
 
@@ -51,6 +51,7 @@ def test_marks_bars_and_times_escape_and_say_what_they_show():
         (datetime(2026, 11, 27, 9, 5, 7), "09:05:07"),
         (datetime(2026, 11, 26, 23, 59, 58), "26 Nov 23:59:58"),
         (datetime(2025, 11, 27, 9, 5, 7), "27 Nov 2025 09:05:07"),
+        (datetime(1970, 1, 1, tzinfo=UTC), "the start"),
     ],
 )
 def test_times_of_today_have_no_date(at, text):

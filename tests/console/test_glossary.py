@@ -33,6 +33,11 @@ def test_pages_explain_terms_in_the_words_of_the_glossary():
         ("Virtual queues", "Virtual queue: the ordered"),
         ("Donated to the spot pool", "Donated: of an instance"),
         ("Prompt tok", ""),
+        ("LT-UA", "LT-UA: Towards the hourly plan by use"),
+        ("SageServe LT-UA", "SageServe LT-UA: Requests go to"),
+        ("WFQ", "WFQ: Tenants by the service time"),
+        ("EV", "EV: Equation Verification"),
+        ("Application", ""),
     ],
 )
 def test_a_label_is_explained_by_its_longest_term(label, begin):

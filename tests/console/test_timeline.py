@@ -99,12 +99,13 @@ def test_marks_are_moves_deploys_policies_failures_and_alerts(slo_class, deploym
 
 def test_what_changed_is_ranked_by_its_share(slo_class, deployment):
     minutes(60, NOW - timedelta(hours=1))
-    minutes(60, slo_met=3, prompt_tokens=50_000, failed=1)
+    minutes(60, slo_met=3, prompt_tokens=50_000, failed=1, refused=2)
     minutes(120, model="other")
     changes = timeline.changes_of(span(1))
     assert [(one.what, one.said) for one in changes if one.share] == [
         ("Demand for llama-3.1-8b, interactive", "+375%"),
         ("SLO met of llama-3.1-8b, interactive", f"{MINUS}50%"),
+        ("Refused of llama-3.1-8b, interactive", "+33%"),
         ("Failed of llama-3.1-8b, interactive", "+17%"),
     ]
     assert (changes[0].before, changes[0].now) == ("100 tok/s", "850 tok/s")

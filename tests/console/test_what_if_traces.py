@@ -87,11 +87,12 @@ def test_it_runs_to_its_end_from_the_page(client, operator, trace):
 
 @pytest.mark.django_db
 def test_names_of_the_trace_are_given_those_of_the_fleet(client, operator, two_models):
+    client.force_login(operator)
+    assert "There is no such trace. Upload one." in client.post(NEW, FORM).content.decode()
     trace = traces.upload("burst.csv", "burstgpt", BURSTGPT.encode(), operator)
 
     def named(**models):
         begin = {"kind": "trace", "trace": trace.pk, "trace_keys": {"models": models}}
-        client.force_login(operator)
         return client.post(NEW, FORM | {"advanced": json.dumps({"begin": begin})})
 
     answer = named(**{"GPT-4": OTHER})

@@ -29,6 +29,7 @@ class Network:
     def __init__(self, seed):
         self.random, self.loses = random.Random(seed), 0.0
         self.bound, self.connected, self.identities, self.kept = {}, {}, count(), []
+        self.refused = set()  # addresses
         self.keeps = False
         """Messages for dispatchers, as ZeroMQ does while there is none."""
 
@@ -41,6 +42,8 @@ class Network:
                 return address
 
             def connect(self, address):
+                if address in network.refused:
+                    raise zmq.ZMQError(zmq.EINVAL)
                 self.address = address
                 network.connected[identity] = receive
 
@@ -327,6 +330,21 @@ async def test_an_owner_that_was_away_for_long_begins_one_session_with_each_rela
         await installation.pass_time()
     assert all(relay.routes for relay in installation.relays)
     assert len(set(begun)) == 2
+
+
+async def test_an_owner_at_a_wrong_address_keeps_no_relay_from_another(installation, caplog):
+    installation.network.refused = {"tcp://1"}
+    installation.elect(1)
+    await installation.pass_time()
+    installation.elect(0, SHARDS["n"])
+    for _ in range(3):
+        await installation.pass_time()
+    assert all(relay.routes.keys() == {SHARDS["n"]} for relay in installation.relays)
+    assert len([line for line in caplog.messages if "tcp://1" in line]) == 2, "each relay says it once"
+    installation.network.refused = set()
+    for _ in range(3):
+        await installation.pass_time()
+    assert all(relay.routes.keys() == {*SHARDS.values()} for relay in installation.relays)
 
 
 async def test_an_error_of_one_record_loses_no_other(installation):

@@ -25,7 +25,6 @@ import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cache
-from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +42,7 @@ CLOCK = "wall_s"
 MOST_SEEDS = 5
 """Of a list of numbers that is one measure by seed."""
 DATA_SUFFIXES = {".toml", ".npz", ".json"}
+PARTS = "body", "orelse", "handlers", "finalbody", "cases"
 
 
 class Kept(NamedTuple):
@@ -78,37 +78,42 @@ def code_hash(experiment: str) -> str:
     entry, extra = f"tests.bench.{experiment}", []
     if experiment in EXPERIMENTS:
         entry = EXPERIMENTS[experiment].run.__module__
-        data = ROOT / "controlplane/experiments/data"
-        extra = [data / f"{experiment}.toml", data / "scenes.toml"]
-    finder = ModuleFinder(path=[str(ROOT)])
-    finder.import_hook(entry)
-    modules = sorted(Path(module.__file__) for module in finder.modules.values() if module.__file__)
-    beside = {path for module in modules for path in _data_in(module.parent)} - {ROOT / "pyproject.toml"}
+        extra = [ROOT / f"controlplane/experiments/data/{name}.toml" for name in (experiment, "scenes")]
+    modules, found = set[Path](), _files_of({entry})
+    while found := found - modules:
+        modules |= found
+        found = set[Path]().union(*(_read(path)[1] for path in found))
+    beside = {path for of in {each.parent for each in modules} for path in of.iterdir() if path.suffix in DATA_SUFFIXES}
     whole = hashlib.sha256()
-    for path in (*modules, *sorted(beside), *extra):
-        whole.update(f"{path.relative_to(ROOT)} {_hash_of(path)}\n".encode())
+    for path in (*sorted(modules), *sorted(beside - {ROOT / "pyproject.toml"}), *extra):
+        whole.update(f"{path.relative_to(ROOT)} {_read(path)[0]}\n".encode())
     return whole.hexdigest()[:12]
 
 
 @cache
-def _data_in(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if path.suffix in DATA_SUFFIXES]
-
-
-@cache
-def _hash_of(path: Path) -> str:
-    data = path.read_bytes()
+def _read(path: Path) -> tuple[str, set[Path]]:
+    """Return the hash of a file, and the files of the project that it imports itself."""
+    data, names = path.read_bytes(), set[str]()
     if path.suffix == ".py":
-        tree = ast.parse(data)
-        for node in ast.walk(tree):
+        nodes: list[Any] = [tree := ast.parse(data)]
+        for node in nodes:
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                node.body = [each for each in node.body if not _is_text(each)]
+                node.body = [
+                    each
+                    for each in node.body
+                    if not (isinstance(each, ast.Expr) and isinstance(getattr(each.value, "value", 0), str))
+                ]
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                names |= {f"{getattr(node, 'module', '')}.{each.name}".strip(".") for each in node.names}
+            nodes += [each for part in PARTS for each in getattr(node, part, ())]
         data = ast.dump(tree).encode()
-    return hashlib.sha256(data).hexdigest()
+    return hashlib.sha256(data).hexdigest(), _files_of(names)
 
 
-def _is_text(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+def _files_of(modules: set[str]) -> set[Path]:
+    """Return the files of *modules*, if they are the project's, and of the packages around them."""
+    paths = {path for name in modules for path in (ROOT / name.replace(".", "/") / "_").parents}
+    return {file for path in paths for file in (path / "__init__.py", Path(f"{path}.py")) if file.is_file()}
 
 
 # Pages
@@ -147,10 +152,7 @@ def tables(result: Mapping[str, Any]) -> Iterator[Table]:
         table = Table(title=part.replace("_", " ").capitalize() or "Measured")
         heads, body = ["", *names], rows
         if len(rows) == 1:
-            heads, body = (
-                [rows[0][0], "measured"],
-                [[name, value] for name, value in zip(names, rows[0][1:], strict=True)],
-            )
+            heads, body = [rows[0][0], "measured"], [[*each] for each in zip(names, rows[0][1:], strict=True)]
         for at, head in enumerate(heads):
             table.add_column(head.replace("_", " "), justify="right" if at else "left")
         for row in body:
@@ -171,12 +173,9 @@ def _cases(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...],
 
 
 def _is_measure(value: Any) -> bool:
-    by_seed = (
-        isinstance(value, list)
-        and 1 < len(value) <= MOST_SEEDS
-        and all(isinstance(each, int | float) for each in value)
-    )
-    return by_seed or not isinstance(value, dict | list)
+    if not isinstance(value, list):
+        return not isinstance(value, dict)
+    return 1 < len(value) <= MOST_SEEDS and all(isinstance(each, int | float) for each in value)
 
 
 def _cell(value: Any) -> str:
@@ -245,9 +244,8 @@ def run(name: str, command: str, data: Path) -> Kept:
     experiment, *words = words[words[0] in ("reproduce", "bench") :]
     began_s = time.monotonic()
     if experiment in EXPERIMENTS:
-        with_data = (
-            ["--data", str(data)] if any(each.name == "data" for each in EXPERIMENTS[experiment].options) else []
-        )
+        known = EXPERIMENTS[experiment].options
+        with_data = ["--data", str(data)] if any(each.name == "data" for each in known) else []
         call = ["manage.py", "reproduce", experiment, *words, *with_data, "--json"]
     else:
         folders = {word: data if word == "DATA" else data / word for word in words}

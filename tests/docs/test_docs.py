@@ -95,7 +95,7 @@ def test_a_result_is_stale_once_code_that_it_imports_differs(tmp_path, monkeypat
     monkeypatch.setattr(evidence, "ROOT", tmp_path)
 
     def now() -> str:
-        for cached in (evidence.code_hash, evidence._hash_of, evidence._data_in):
+        for cached in (evidence.code_hash, evidence._read):
             cached.cache_clear()
         return evidence.code_hash("one")
 

@@ -32,6 +32,7 @@ def asks(page):
     """Fill in the form as a user does, and run it."""
     page.get_by_role("button", name="+ Factor").click()
     page.get_by_label("Demand: Times").fill("2")
+    assert page.locator(".scroll:has(> .edits)").first.evaluate("each => each.scrollWidth - each.clientWidth") == 0
     side = page.locator("#what-if-side")
     expect(side).to_contain_text("2x demand")
     expect(side).to_contain_text("6 runs (3 futures × 2 repetitions)")  # noqa: RUF001

@@ -95,6 +95,7 @@ async def until(condition):
 @on_both_loops
 async def test_a_connection_is_used_again_and_closed_when_idle(monkeypatch):
     monkeypatch.setattr("controlplane.gateway.upstream.connections.IDLE_S", 0.2)
+    monkeypatch.setattr("controlplane.gateway.upstream.connections.MAX_HEAD_BYTES", 2 * len(WHOLE))  # of each answer
 
     async with connected(WHOLE) as (connections, origin, server):
         for _ in range(3):

@@ -20,6 +20,7 @@ from controlplane.dispatch.port import (
 )
 from controlplane.gateway.admission.validation import Kind
 from controlplane.gateway.progress import Interrupt, Progress, RequestState
+from controlplane.gateway.serving.completions import Completions
 from controlplane.gateway.serving.open_requests import OpenRequests
 from controlplane.gateway.upstream.answers import InstanceLost, Usage
 from scheduling.queueing.promises import ClassTerms
@@ -125,6 +126,48 @@ async def test_one_that_has_left_the_lost_instance_is_not_interrupted(side):
     assert cancelled == []
     side.requests.on_event(Lost(0, 2))
     assert cancelled == [True]
+
+
+@pytest.mark.parametrize(
+    ("lost", "code"),
+    [
+        (Lost(0, 1), None),
+        (Lost(0, 1, stopped=True), "run_stopped"),
+        (Lost(0, 1, reclaimed=True), "spot_reclaimed"),
+    ],
+)
+async def test_the_news_of_a_loss_before_it_is_sent_there_places_it_again_or_says_why(side, lost, code):
+    carried, told = [], []
+
+    async def carry(progress, placed, responder):
+        carried.append(placed.instance)
+        return Usage()
+
+    async def error(why):
+        told.append(why.code)
+
+    async def ping():
+        pass
+
+    progress = side.request()
+    side.requests.submit = lambda progress: None
+    entries = SimpleNamespace(enter=lambda progress: None)
+    completions = Completions(
+        None, SimpleNamespace(entries=entries), side.requests, SimpleNamespace(carry=carry),
+        SimpleNamespace(close=lambda *given: None), lambda: True, 9, 9, 9,
+    )  # fmt: skip
+    responder = SimpleNamespace(error=error, ping_in_s=9.0, ping_if_silent=ping, completed=None)
+    progress.task = asyncio.create_task(completions._serve(progress, responder))
+    await asyncio.sleep(0)
+    side.placed(progress)
+    side.requests.on_event(lost)
+    await asyncio.sleep(0.01)
+    if code is None:
+        assert (told, carried) == ([], [])
+        side.placed(progress, attempt=2)
+    await progress.task
+    assert told == ([] if code is None else [code])
+    assert carried == (["m-0"] if code is None else [])
 
 
 async def test_one_whose_client_is_being_told_of_its_end_takes_no_place(side):

@@ -141,14 +141,18 @@ def entry(**changes) -> Row:
 
 def test_minute_sums():
     sums = minute_sums(
-        [entry(), entry(outcome="failed", slo_met=False, output_tokens=0), entry(arrived_at=180.0, slo_met=None)]
+        [
+            *(entry(), entry(arrived_at=180.0, slo_met=None)),
+            *(entry(outcome=outcome, slo_met=False, output_tokens=0) for outcome in ("failed", "rejected")),
+        ]
     )
     assert sums[120.0, "m", "east", "", "i"] == {
-        "requests": 2,
+        "requests": 3,
         "failed": 1,
+        "refused": 1,
         "slo_met": 1,
-        "slo_judged": 2,
-        "prompt_tokens": 20,
+        "slo_judged": 3,
+        "prompt_tokens": 30,
         "output_tokens": 5,
     }
     assert sums[180.0, "m", "east", "", "i"]["slo_judged"] == 0

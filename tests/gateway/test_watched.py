@@ -17,6 +17,8 @@ OWN = {
     "count-tokens",
     "report-figures",
     "sweep-queues",
+    "hear-relays",
+    "follow-dispatchers",
     "queue-commands",
     "refresh-budgets",
     "note-key-use",

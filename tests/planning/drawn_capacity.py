@@ -25,9 +25,7 @@ def drawn(seed: int, survives_loss: bool = False) -> tuple[Sought, SimulatedFlee
     regions = [f"region-{number}" for number in range(random.integers(2, 4))]
     names = random.choice(list(PRICES), random.integers(2, 4), replace=False)
     types = {name: (GpuType(name=name, memory_bytes=GPUS[name].memory_bytes), PRICES[name]) for name in names}
-    chat = SloClass(
-        name="interactive", kind=SloKind.INTERACTIVE, ttft_target_ms=1500, itl_target_ms=120, percentile=95.0
-    )
+    chat = SloClass(name="interactive", kind=SloKind.INTERACTIVE, ttft_target_ms=1500, itl_target_ms=120, percentile=95)
     classes, streams, models = {chat.name: chat}, [], {}
     table: dict[tuple[str, str], Any] = {}
     for number, billion in enumerate(random.choice(BILLIONS, random.integers(2, 4), replace=False)):
@@ -47,9 +45,8 @@ def drawn(seed: int, survives_loss: bool = False) -> tuple[Sought, SimulatedFlee
                  int(prompt), int(output), False, "", "", "", "", "", None, None, "done", ""]
                 for at, (prompt, output) in enumerate(zip(prompts, outputs, strict=True))
             ]  # fmt: skip
-            streams.append(
-                {"model": row.name, "region": region, "rows": rows, "calls": 1.0, "gaps": [], "per_s": per_s}
-            )
+            stream = {"model": row.name, "region": region, "rows": rows, "calls": 1.0, "gaps": [], "per_s": per_s}
+            streams.append(stream)
         for name, (gpu_type, usd) in types.items():
             options = offering.options_of(row, gpu_type, None, [])
             table[row.name, name] = offering.offer(row, gpu_type, usd, options, own, classes)

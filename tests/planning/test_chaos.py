@@ -57,11 +57,7 @@ def stack(address: Address, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """Emulated fleet without traffic, planned by the minute with a solver that always fails."""
     folder = tmp_path_factory.mktemp("site")
     (folder / "sitecustomize.py").write_text(textwrap.dedent(BROKEN_SOLVER))
-    environment = {
-        **address.environment,
-        "DJANGO_SETTINGS_MODULE": "controlplane.settings",
-        "PYTHONPATH": str(folder),
-    }
+    environment = {**address.environment, "DJANGO_SETTINGS_MODULE": "controlplane.settings", "PYTHONPATH": str(folder)}
     stack = RunningStack(f"--port {address.port} --no-traffic", **environment)
     try:
         stack.wait_until_up()

@@ -7,6 +7,7 @@ import pytest
 
 from controlplane.console.charts.demand import demand_chart
 from controlplane.fleet.models import Maintenance, Node, Region, ScheduledMinimum
+from controlplane.fleet.selectors import cordoned_for_good
 from controlplane.gateway.models import MinuteRow
 from controlplane.planning import outlook, services
 from controlplane.planning.models import PolicyMode, ProjectedFleet
@@ -79,6 +80,7 @@ def test_a_place_that_its_maintenance_cordons_now_is_there_again_after_it(days, 
     Node.objects.update(cordoned="maintenance: a test")
     made = by_moment()
     assert [made[FIRST + timedelta(hours=hour)] for hour in (0, 1, 2)] == [0, 0, 3]
+    assert cordoned_for_good() == []
 
 
 def test_the_newest_projection_is_the_capacity_ahead(days):
@@ -93,5 +95,9 @@ def test_the_newest_projection_is_the_capacity_ahead(days):
     chart = demand_chart(seen, PLACE[0], "", "calendar")
     assert "capacity, projected" in [series.label for series in chart.series]
     assert chart.table.header[-1] == "Capacity, projected (tok/s)"
+    for values, left_out in (({"cordoned": "operator: repairs"}, True), ({"cordoned": ""}, False)):
+        Node.objects.update(**values)
+        caption = demand_chart(outlook.see(PLACE[0], "", 24, NOW, 48), PLACE[0], "", "calendar").caption
+        assert ("left out to the end, as cordoned without one: node-1" in caption) == left_out
     assert {row[-1] for row in chart.table.rows if row[0] > NOW + timedelta(hours=1)} == {able, 3 * able}
     assert outlook.see(PLACE[0], "", 24, NOW).projected == []

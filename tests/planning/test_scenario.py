@@ -5,11 +5,15 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from controlplane.fleet.models import Deployment, Model, SwapGroup
+from controlplane.fleet.lifecycle.launching import launch_spec
+from controlplane.fleet.models import Deployment, Instance, Model, SwapGroup
 from controlplane.fleet.swaps.times import PCIE_BYTES_PER_S
 from controlplane.gateway.models import LedgerRow
 from controlplane.planning.execution import strategies
 from controlplane.planning.models import PolicyMode, ScalingPolicy
+from controlplane.planning.sizing.demand import OfModel
+from controlplane.planning.sizing.offers import offers
+from controlplane.planning.sizing.selectors import gpu_types
 from controlplane.simulation.whatif.start import stage_start
 from controlplane.simulation.whatif.starts.begin import Begin, start_of
 from controlplane.tuning import services as tuning
@@ -49,18 +53,27 @@ def test_the_fleet_is_that_of_the_rows(staged, make_instance):
     assert made.scaled.bounds == {PLACE: Bounds(1, 3)}
 
 
+@pytest.mark.parametrize("launcher", ["emulated", "external"])
+@pytest.mark.parametrize("settings", [{}, {"kv_events": True}, {"kv_offload_gib": 9.0}])
+def test_a_simulated_server_caches_prefixes_as_the_launched_does(staged, make_instance, launcher, settings):
+    cached = launcher == "external" or bool(settings)
+    Deployment.objects.update(**settings)
+    make_instance(launcher=launcher)
+    assert {spec.engine.prefix_caching for spec in staged().cluster.instances} == {cached}
+    (offer,) = offers({PLACE[0]: OfModel(prompt=[9], output=[9], interactive=[True])}, gpu_types({}), {})
+    assert offer.group("us-east", 1)["prefix_caching"] is cached
+    assert launcher == "external" or launch_spec(Instance.objects.get()).enable_prefix_caching is cached
+
+
 def test_instances_that_share_gpus_are_as_they_are_now(staged, make_instance):
     group = SwapGroup.objects.create(name="pair", cpu_memory_bytes=20 * 10**9)
     make_instance(), make_instance(swap_group=group), make_instance(state="sleeping", sleep_level=1, swap_group=group)
     cluster = staged().cluster
-    assert [(spec.state.name, spec.sharing is not None) for spec in cluster.instances] == [
-        ("READY", False),
-        ("READY", True),
-        ("ASLEEP", True),
-    ]
+    states = [(spec.state.name, spec.sharing is not None) for spec in cluster.instances]
+    assert states == [("READY", False), ("READY", True), ("ASLEEP", True)]
     sharing = cluster.instances[1].sharing
-    assert (sharing.group, sharing.weights_bytes) == ("pair-us-east-1", pytest.approx(16.06e9))
-    assert sharing.memory_bytes == 20e9
+    sizes = sharing.weights_bytes, sharing.memory_bytes
+    assert (sharing.group, *sizes) == ("pair-us-east-1", pytest.approx(16.06e9), 20e9)
     assert sharing.wake_s == pytest.approx(16.06e9 / (2 * PCIE_BYTES_PER_S))
 
 
@@ -76,9 +89,7 @@ def test_marks_that_an_operator_changed_are_simulated(staged, make_instance):
     make_instance()
     model = Model.objects.get(name=PLACE[0])
     ScalingPolicy.objects.create(model=model, strategy="reactive", mode=PolicyMode.AUTO)
-    for name, value in {
-        "SPILL_ABOVE": 0.55, "MAX_HOLD_S": 40.0,
-    }.items():  # fmt: skip
+    for name, value in {"SPILL_ABOVE": 0.55, "MAX_HOLD_S": 40.0}.items():
         tuning.change(name, value, "test")
     for name, value in {
         "SCALE_OUT_ABOVE": 0.6, "LOOKAHEAD_OVERLOAD_ABOVE": 0.5, "SCALE_COOLDOWN_S": 30.0, "SWAP_BY_QUEUE": False,

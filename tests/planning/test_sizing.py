@@ -3,10 +3,35 @@
 import numpy as np
 import pytest
 
+from controlplane.fleet.models import GpuType, Model, SloClass
+from controlplane.planning.sizing import offers
+from controlplane.planning.sizing.demand import OfModel
+from controlplane.planning.sizing.offers import options_of
 from controlplane.planning.sizing.question import Question, curve_of
+from scheduling.planning.capacity import Capability
 from scheduling.planning.problem import TOLERANCE
 from scheduling.planning.sizing import NINES, Sought, carried, least, settle
 from tests.planning.drawn_capacity import drawn
+
+
+def test_lengths_are_drawn_from_all_regions():
+    """Not from the last alone, whose requests lie behind the others'."""
+    lengths = [100] * 1500 + [300] * 1500
+    own = OfModel(prompt=lengths, output=lengths, interactive=[True] * 3000, classes={"chat"})
+    classes = {"chat": SloClass(name="chat", kind="interactive", ttft_target_ms=2000, itl_target_ms=200)}
+    row = Model(name="m", weights_bytes=16 * 10**9, context_tokens=8192, kv_bytes_per_token=131_072)
+    gpu_type = GpuType(name="h100-80gb", memory_bytes=85 * 10**9)
+    options = options_of(row, gpu_type, None, [])
+    seen = []
+
+    def measured(engine, prompt, output, interactive, *given):
+        seen.extend(np.frombuffer(prompt, np.int64))
+        return Capability(100.0, 100.0, 200.0, "simulated")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(offers, "_measured", measured)
+        offers.offer(row, gpu_type, 1.0, options, own, classes)
+    assert (len(seen), np.mean(seen)) == (offers.PAIRS, 200)
 
 
 def asked(survives_loss=False, **changes):

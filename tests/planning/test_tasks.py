@@ -9,12 +9,7 @@ from django.utils import timezone
 from controlplane.jobs.models import JobRow
 from controlplane.planning import services
 from controlplane.planning.forecasts import services as forecast_services
-from controlplane.planning.models import (
-    Forecast,
-    PlanStatus,
-    ScalingPlan,
-    ScalingPolicy,
-)
+from controlplane.planning.models import Forecast, PlanStatus, ScalingPlan, ScalingPolicy
 from controlplane.planning.plans import services as plan_services
 from controlplane.simulation.whatif.models import Future, FutureSeed, WhatIf, WhatIfState
 from workers.tasks import planning as tasks

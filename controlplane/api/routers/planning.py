@@ -15,6 +15,7 @@ from controlplane.api.errors import ApiError
 from controlplane.api.resources import add_list, add_operations, schema_of
 from controlplane.api.routers.system import live_endpoints
 from controlplane.api.schemas import Described, Items, Strict
+from controlplane.fleet.minimums import minimums
 from controlplane.fleet.models import Model
 from controlplane.gateway.selectors import attainments
 from controlplane.planning import bundles, capacity, selectors, services
@@ -62,6 +63,9 @@ class EndpointOut(LoadOut):
 
     model: str
     region: str
+    min_instances: int
+    min_instances_ready: int
+    """Of these, those that have to take requests now; others are in maintenance, or asleep in a swap group."""
     forecast_peak_tokens_per_s: float | None
     """Highest window of the forecast, in the unit and classes of demand; null without a forecast."""
     slo_classes: list[ClassServiceOut]
@@ -120,12 +124,14 @@ def list_endpoints(request: ApiRequest, model: str = "", region: str = "") -> di
     """Return demand, capacity, load, GPUs, cost and service by SLO class of every endpoint, as the console shows them."""
     now = timezone.now()
     served = attainments(now - timedelta(hours=1))
-    loads, expected = capacity.endpoint_loads(now, live_endpoints()), peaks(now)
+    loads, expected, least = capacity.endpoint_loads(now, live_endpoints()), peaks(now), minimums()
     listed = {place: load for place, load in loads.items() if model in ("", load.model) and region in ("", load.region)}
     return {
         "items": [
             {
                 **_load(load),
+                "min_instances": least[place].instances,
+                "min_instances_ready": least[place].due,
                 "forecast_peak_tokens_per_s": peak.mean if (peak := expected.get(place)) else None,
                 "slo_classes": [one.as_dict() for one in sorted(served.get(place, {}).values())],
             }

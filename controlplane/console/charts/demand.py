@@ -107,6 +107,8 @@ def demand_chart(outlook: Outlook, model: str, region: str, size: str) -> Chart:
     minutes = f"{outlook.window_s // 60} min" if outlook.window_s % 60 == 0 else f"{outlook.window_s} s"
     place = region or ("all regions" if model else "all regions and models that generate")
     short = f"; {unforecast_words(outlook)}" if outlook.unforecast and forecast else ""
+    if outlook.shut:
+        short += f"; left out to the end, as cordoned without one: {', '.join(outlook.shut)}"
     return Chart(
         key=KEY,
         title="Demand, forecast and capacity",

@@ -6,18 +6,19 @@ from django.utils.html import format_html
 
 from controlplane.planning.models import CapacityPlan, CapacityState
 
+UNDER_WAY = CapacityPlan.objects.filter(state__in=(CapacityState.QUEUED, CapacityState.RUNNING))
+
 
 def html(number: int) -> dict[str, str]:
-    row = CapacityPlan.objects.filter(pk=number).values_list("state", "phase", "progress").first()
-    return {"capacity": bar(*row)} if row and row[0] in (CapacityState.QUEUED, CapacityState.RUNNING) else {}
+    row = UNDER_WAY.filter(pk=number).values_list("progress", "phase").first()
+    bar = '<progress class="progress" max="1" value="{}" aria-label="Check by simulation"></progress><small>{}</small>'
+    return {"capacity": format_html(bar, round(row[0], 2), row[1] or "Waits for a worker")} if row else {}
 
 
-def bar(state: str, phase: str, done: float) -> str:
-    return format_html(
-        '<progress class="progress" max="1" value="{}" aria-label="Check by simulation"></progress><small>{}</small>',
-        round(done, 2),
-        phase or "Waits for a worker",
-    )
+def unanswered(topics: set[str]) -> bool:
+    """Return whether a page waits for the first answer to its question."""
+    asked = [int(topic.removeprefix("capacity:")) for topic in topics if topic.startswith("capacity:")]
+    return bool(asked) and UNDER_WAY.filter(pk__in=asked, answer={}).exists()
 
 
 def drawn(number: int) -> Any:

@@ -1,9 +1,10 @@
 """`/ws/live/?topics=overview:llama,instances,events`: the live parts of a page, one channel group for each topic.
 
 Each message is a JSON object {ts, source, now, html}: time and source of the fleet's state, this server's clock, and the
-fragments of one topic that changed (initially all). A topic sends at most one message a second, and at least one every five
-seconds; a browser that receives none for longer has lost its connection. Clients send nothing. Close codes: 4001 signed out,
-4003 not allowed, 4010 unknown topic, 1013 Redis is away or the browser reads too slowly, try again.
+fragments of one topic that changed (initially all). A topic sends at most one message a second (five while a page waits for
+an answer), and at least one every five seconds; a browser that receives none for longer has lost its connection. Clients
+send nothing. Close codes: 4001 signed out, 4003 not allowed, 4010 unknown topic, 1013 Redis is away or the browser reads too
+slowly, try again.
 """
 
 import asyncio

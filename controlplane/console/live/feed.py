@@ -26,7 +26,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from controlplane.alerts.selectors import unresolved
-from controlplane.console.live import batches, fragments, jobs, what_ifs
+from controlplane.console.live import batches, capacity, fragments, jobs, what_ifs
 from controlplane.console.live.state import SILENT_S, LiveState, Source, state_of, without_summaries
 from controlplane.console.selectors.events import newest_event_id
 from controlplane.dispatch.wire import HISTORY_EVERY_S, HISTORY_KEY, HISTORY_LENGTH, SUMMARY_KEY
@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 PERIOD_S: Final = 1.0
 """Interval between two reads of Redis, and between two messages to a connection."""
+UNANSWERED_S: Final = 0.2
+"""The same while a page waits for the first answer to its question."""
 ALIVE_S: Final = 5.0
 """A topic that did not change for so long sends a message without fragments."""
 FIRST_READ_S: Final = 1.0
@@ -150,13 +152,14 @@ class LiveFeed:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            began = time.monotonic()
+            began, period_s = time.monotonic(), PERIOD_S
             try:
                 self._read()
+                period_s = UNANSWERED_S if capacity.unanswered(set(self._followers)) else PERIOD_S
             except Exception:
                 logger.exception("live feed: a read failed")
             self._first_read.set()
-            self._stopping.wait(max(0.05, PERIOD_S - (time.monotonic() - began)))
+            self._stopping.wait(max(0.05, period_s - (time.monotonic() - began)))
 
     def _read(self) -> None:
         """Read Redis and the rows once, and send what changed."""
@@ -255,19 +258,11 @@ def read_what_ifs(topics: set[str]) -> dict[int, dict[str, Any]]:
     return {number: progress for number in numbers if (progress := what_ifs.read(number)) is not None}
 
 
-def read_batches(topics: set[str]) -> batches.Reading | None:
-    return batches.read() if "batches" in topics else None
-
-
-def read_events(topics: set[str]) -> int | None:
-    return newest_event_id() if "events" in topics else None
-
-
 FOLLOWED: Final[dict[str, Callable[[set[str]], Any]]] = {
     "alerts": lambda topics: unresolved(),
     "what_ifs": read_what_ifs,
-    "batches": read_batches,
-    "newest_event_id": read_events,
+    "batches": lambda topics: batches.read() if "batches" in topics else None,
+    "newest_event_id": lambda topics: newest_event_id() if "events" in topics else None,
 }
 """Fields of the state that are read from rows: alerts always, others only while a page follows them."""
 

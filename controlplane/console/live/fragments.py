@@ -15,14 +15,7 @@ from django.utils.html import conditional_escape
 from controlplane.alerts.models import Condition
 from controlplane.alerts.selectors import Unresolved, open_of
 from controlplane.console.formats import FORMATS
-from controlplane.console.live import (
-    batches,
-    capacity,
-    held_work,
-    queues,
-    tiles,
-    what_ifs,
-)
+from controlplane.console.live import batches, capacity, held_work, queues, tiles, what_ifs
 from controlplane.console.live.state import LiveState
 from controlplane.console.selectors.events import latest_events, newest_event_id
 from controlplane.fleet.spot import selectors as spot

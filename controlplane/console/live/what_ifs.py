@@ -7,14 +7,11 @@ from django.utils.html import format_html
 from controlplane.console.pages.what_if.compare import in_words, status
 from controlplane.simulation.whatif import selectors
 
+read = selectors.progress
+
 
 def is_number(text: str) -> bool:
     return text.isdecimal() and len(text) < 19
-
-
-def read(number: int) -> dict[str, Any] | None:
-    """The progress of the what-if *number*; None if there is none."""
-    return selectors.progress(number)
 
 
 def html(progress: dict[str, Any] | None) -> dict[str, str]:

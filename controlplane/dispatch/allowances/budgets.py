@@ -90,16 +90,18 @@ class BudgetUse:
         self.terms = terms
         self.reserved_usd = 0.0
         self._seconds: dict[int, float] = {}
-        self._ended: list[
-            tuple[float, float]
-        ] = []  # (epoch second of the end, dollars) that usage may not have counted
+        self._ended: dict[int, float] = {}  # dollars by epoch second of the end that usage may not have counted
+        self._ended_usd = self._month_s = 0.0  # the sum of these, and the begin of their month
 
     def used(self, now_s: float, wall_s: float) -> float:
         """Return what counts now, in the budget's unit; a month begins at nothing."""
         if self.terms.kind is BudgetKind.USD:
             begin_s = month_of(wall_s, self.terms.zone).timestamp()
+            if begin_s != self._month_s:
+                self._month_s = begin_s
+                self._forget(begin_s)
             spent_usd = self.terms.spent_usd if self.terms.spent_until_s >= begin_s else 0.0
-            return spent_usd + self.reserved_usd + sum(usd for at_s, usd in self._ended if at_s >= begin_s)
+            return spent_usd + self.reserved_usd + self._ended_usd
         oldest = math.floor(now_s) - WINDOW_S
         for second in [each for each in self._seconds if each < oldest]:
             del self._seconds[second]
@@ -124,13 +126,18 @@ class BudgetUse:
 
     def end(self, wall_s: float, usd: float) -> None:
         if usd:
-            self._ended.append((wall_s, usd))
+            second = math.floor(wall_s)
+            self._ended[second] = self._ended.get(second, 0.0) + usd
+            self._ended_usd += usd
+
+    def _forget(self, before_s: float) -> None:
+        self._ended = {second: usd for second, usd in self._ended.items() if second >= math.floor(before_s)}
+        self._ended_usd = sum(self._ended.values())
 
     def update(self, terms: BudgetTerms) -> None:
         """Take the row as it is now; what usage has counted since is no longer added to it."""
         if terms.spent_until_s > self.terms.spent_until_s:
-            counted_s = terms.spent_until_s - COUNTED_LATE_S
-            self._ended = [each for each in self._ended if each[0] > counted_s]
+            self._forget(terms.spent_until_s - COUNTED_LATE_S)
         self.terms = terms
 
 
@@ -206,7 +213,8 @@ class Budgets:
                 continue
             used, amount = use.used(now_s, wall_s), terms.costs(tokens)
             if terms.hard is not None and _exceeds(terms, used, amount):
-                self._reached[terms.pk] = "hard"
+                if terms.kind in RATES or self.is_spent(use):
+                    self._reached[terms.pk] = "hard"
                 raise _refused(use, used, amount, tokens, now_s, wall_s)
             if terms.soft is not None and used + amount > terms.soft:
                 self._reached.setdefault(terms.pk, "soft")
@@ -253,17 +261,12 @@ class Budgets:
     async def note(self) -> None:
         """Write what was reached since the last call. Raises what the database raises; the next call writes it then."""
         reached, self._reached = self._reached, {}
-        stopping = {pk for pk, use in self.uses.items() if self._stops(use)}
+        stopping = {pk for pk, use in self.uses.items() if self.is_spent(use)}
         try:
             await database_sync_to_async(_note)(reached, stopping)
         except BaseException:
             self._reached = reached | self._reached
             raise
-
-    def _stops(self, use: BudgetUse) -> bool:
-        terms = use.terms
-        used = use.used(self.clock(), self.wall_clock())
-        return terms.hard is not None and used >= terms.hard
 
     def apply(self, rows: list[BudgetTerms]) -> None:
         """Replace the budgets by *rows*; what was used of those that stay still counts."""
@@ -302,6 +305,14 @@ def _refused(use: BudgetUse, used: float, amount: float, tokens: int, now_s: flo
     terms = use.terms
     header = ((b"x-budget", f"{terms.scope}: {terms.amount}".encode("ascii", "replace")),)
     if terms.kind is BudgetKind.USD:
+        if used - use.reserved_usd < (terms.hard or 0.0):
+            return Exceeded(
+                f"The budget of {terms.scope}, {terms.amount}, is held by open requests: ${use.reserved_usd:,.2f} of"
+                f" ${used:,.2f}. Try again when one has ended.",
+                code="budget_held",
+                retry_after_s=1.0,
+                headers=header,
+            )
         again_at = next_month_of(wall_s, terms.zone)
         left_s = again_at.timestamp() - wall_s
         return Exceeded(

@@ -119,7 +119,7 @@ class Node(models.Model):
 
     def cordoned_gpus(self) -> set[str]:
         """Return the names of its cordoned GPUs, without those whose servers run on: these count as used."""
-        cordoned = set(self.gpus.exclude(cordoned="").values_list("name", flat=True))
+        cordoned = {gpu.name for gpu in self.gpus.all() if gpu.cordoned}
         if cordoned:
             ended = (InstanceState.STOPPED, InstanceState.FAILED)
             cordoned.difference_update(*self.instances.exclude(state__in=ended).values_list("gpus", flat=True))

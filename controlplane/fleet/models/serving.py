@@ -477,6 +477,11 @@ class Deployment(EndpointPolicyColumns):
         memory_bytes = self.gpu_type.memory_bytes * self.tensor_parallel * self.gpu_memory_utilization
         return int((memory_bytes - self.model.weights_bytes) // self.model.kv_bytes_per_token)
 
+    @property
+    def emulated_with_prefix_cache(self) -> bool:
+        """Whether its emulated servers cache prefixes, as vLLM's do: only where something needs it."""
+        return self.policy().follow_kv_events or self.kv_offload_gib > 0
+
     def offload_of(self, gib: float) -> tuple[int, float, float]:
         """Return the KV tokens that fit into *gib* of CPU memory, and the seconds of a restore: constant, and by token."""
         if not gib:

@@ -71,11 +71,7 @@ def redeploy(donated: Instance, deployment: Deployment, actor: User | str, reaso
     row = services.move(row, InstanceState.DRAINING, actor=actor, reason=f"redeployed to {deployment.model}: {reason}")
     _asked_for(row, deployment, row.state_changed_at)
     taker = Instance(
-        name=places.free_name(deployment),
-        deployment=deployment,
-        launcher=row.launcher,
-        node=row.node,
-        takes_over=row,
+        name=places.free_name(deployment), deployment=deployment, launcher=row.launcher, node=row.node, takes_over=row
     )
     taker.full_clean()
     taker.save()

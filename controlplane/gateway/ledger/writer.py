@@ -90,7 +90,8 @@ def minute_sums(rows: Sequence[Row]) -> dict[tuple[float, str, str, str, str], C
     for arrived_at, model, region, own_region, slo_class, outcome, met, unserved, *tokens in map(_SUMMED, rows):
         total = sums.setdefault((arrived_at // 60 * 60, model, region, own_region, slo_class), Counter())
         total["requests"] += 1
-        total["failed"] += outcome in (Outcome.FAILED, Outcome.REJECTED)
+        total["failed"] += outcome == Outcome.FAILED
+        total["refused"] += outcome == Outcome.REJECTED
         total["slo_met"] += met is True
         total["slo_judged"] += met is not None
         prompt, output, predicted_prompt, predicted_output = tokens

@@ -19,11 +19,24 @@ from controlplane.gateway.ledger.accounting import Records
 from controlplane.gateway.progress import Interrupt, Progress, RequestState
 from controlplane.gateway.serving.http import HttpRequest, Responder
 from controlplane.gateway.serving.open_requests import OpenRequests
-from controlplane.gateway.upstream.answers import Evicted, InstanceLost, Interrupted, RefusedByInstance, Usage
+from controlplane.gateway.upstream.answers import (
+    Evicted,
+    InstanceLost,
+    Interrupted,
+    RefusedByInstance,
+    Usage,
+    reclaimed,
+    run_stopped,
+)
 from controlplane.gateway.upstream.client import Upstream
 
-ENDS: dict[Interrupt | None, ApiError] = {Interrupt.KEY_ENDED: KEY_ENDED, Interrupt.STANDING_BY: STANDING_BY}
-"""Answers to requests that were interrupted."""
+ENDS: dict[Interrupt | None, ApiError] = {
+    Interrupt.KEY_ENDED: KEY_ENDED,
+    Interrupt.STANDING_BY: STANDING_BY,
+    Interrupt.RECLAIMED: reclaimed(),
+    Interrupt.STOPPED: run_stopped(),
+}
+"""Answers to requests that were interrupted, of the last two to those that their instance had not been sent."""
 
 
 @dataclass(eq=False)
@@ -95,13 +108,20 @@ class Completions:
             self.requests.submit(progress)
             usage: Usage | None = None
             while usage is None:
-                placed = await self.requests.placed(progress, responder)
                 try:
+                    placed = await self.requests.placed(progress, responder)
                     usage = await self.upstream.carry(progress, placed, responder)
                 except Evicted:
                     self.requests.place_again(progress)
                 except InstanceLost as error:
                     lost = error
+                    self.requests.place_again(progress, lost)
+                except asyncio.CancelledError:
+                    if progress.interrupted is not Interrupt.INSTANCE_LOST or progress.task is None:
+                        raise
+                    # The news came before it was sent there.
+                    progress.task.uncancel()
+                    progress.interrupted, lost = None, InstanceLost(Interrupt.INSTANCE_LOST.value)
                     self.requests.place_again(progress, lost)
             if progress.state is not RequestState.DONE:
                 self._finish(progress, usage)

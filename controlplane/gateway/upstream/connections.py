@@ -101,6 +101,7 @@ class Connection(asyncio.Protocol):
             raise AnswerCutOff("the connection is closed")
         self.status, self.content_type, self.retry_after, self.complete = 0, b"", b"", False
         self.metadata = b""
+        self._head_bytes = 0
         self._framed = False
         if silence_s:
             self.listen(silence_s)

@@ -120,7 +120,7 @@ def read(models: Set[str] | None = None, at: datetime | None = None) -> Fleet:
         elif node is not None and (place not in deployments or state == InstanceState.FAILED):
             taken[region, gpu_type] += gpus  # draining instances free their GPUs soon
     units: Counter[tuple[str, str]] = Counter()
-    for machine in Node.objects.filter(active=True).select_related("region", "gpu_type"):
+    for machine in Node.objects.filter(active=True).select_related("region", "gpu_type").prefetch_related("gpus"):
         for host in (machine, machine.region):
             host.cordoned = "" if host in lifted else host.cordoned
         usable = places.plannable_gpus(machine) if not shut & {machine, machine.region} else 0

@@ -1,13 +1,14 @@
 """What each model can run on: GPUs of an instance, its engine, and its throughput within the promise."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 
 from controlplane.fleet.models import Deployment, GpuType, Model, PerformanceProfile, SloClass, SloKind
+from controlplane.fleet.selectors import without_prefix_cache
 from controlplane.planning.plans.capability import BLOCK_TOKENS, engine_of
 from controlplane.planning.sizing.demand import OfModel
 from controlplane.planning.sizing.selectors import Types
@@ -48,6 +49,7 @@ class Offer:
     capability: Capability | None = None
     tokens_per_s: float = 0.0
     why_not: str = ""
+    prefix_caching: bool = True
 
     @property
     def tensor_parallel(self) -> int:
@@ -73,7 +75,7 @@ class Offer:
             "max_loras": row.max_loras,
             "max_cpu_loras": row.max_cpu_loras,
             "block_size_tokens": BLOCK_TOKENS,
-            "prefix_caching": True,
+            "prefix_caching": self.prefix_caching,
             "queue": row.scheduling_policy,
         }
 
@@ -86,11 +88,12 @@ def offers(models: Mapping[str, OfModel], types: Types, classes: Mapping[str, Sl
         profiles.setdefault((profile.model.name, profile.gpu_type.name), []).append(profile)
     deployed = Deployment.objects.filter(active=True, model__name__in=models).select_related("model")
     like = {row.model.name: row for row in deployed.order_by("-pk")}
-    made = []
+    made, uncached = [], without_prefix_cache()
     for name, of_model in models.items():
         for gpu_name, (gpu_type, usd) in types.items():
             options = options_of(rows[name], gpu_type, like.get(name), profiles.get((name, gpu_name), []))
-            made.append(offer(rows[name], gpu_type, usd, options, of_model, classes))
+            one = offer(rows[name], gpu_type, usd, options, of_model, classes)
+            made.append(replace(one, prefix_caching=name not in like or like[name].pk not in uncached))
     return made
 
 
@@ -139,7 +142,9 @@ def offer(
     promise, percentile = strictest(
         (each.ttft_target_ms, each.itl_target_ms, each.e2e_target_ms, each.percentile) for each in interactive
     )
-    prompt, output = (np.array(each[-PAIRS:], np.int64) for each in (of_model.prompt, of_model.output))
+    # Evenly over all of them: they lie one region after the other.
+    picked = np.linspace(0, len(of_model.prompt) - 1, min(PAIRS, len(of_model.prompt))).astype(np.int64)
+    prompt, output = (np.array(each, np.int64)[picked] for each in (of_model.prompt, of_model.output))
     lengths = float(prompt.mean()), float(output.mean())
 
     def rough(option: tuple[Deployment, PerformanceProfile]) -> tuple[bool, float]:
@@ -148,7 +153,7 @@ def offer(
         return alone_s <= promise.itl_s, rough_requests_per_s(engine, *lengths) / option[0].tensor_parallel
 
     row, profile = max(options, key=rough)
-    columns = prompt, output, np.array(of_model.interactive[-PAIRS:], np.bool_)
+    columns = prompt, output, np.array(of_model.interactive, np.bool_)[picked]
     able = _measured(engine_of(row, profile), *(each.tobytes() for each in columns), promise, percentile)
     tokens_per_s = able.at(float(prompt.sum() / max(1, prompt.sum() + output.sum())))
     why_not = f"{able.out_of_reach:.0%} of requests miss their promise on an idle one" if able.out_of_reach else ""

@@ -101,7 +101,7 @@ export class Live extends EventTarget {
       document.querySelector("[data-new-events]")?.removeAttribute("hidden");
       events.dataset.drawn = this.#marks["drawn/events"];
     }
-    if (differs.some((mark) => mark !== events)) refreshRegions();
+    if (differs.some((mark) => mark !== events)) refreshRegions(differs[0].dataset.mark.startsWith("drawn/capacity") ? 0 : undefined);
     age(this.nowS());
     this.dispatchEvent(new CustomEvent("state", { detail: { ts: this.ts } }));
   }

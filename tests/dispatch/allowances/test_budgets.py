@@ -177,6 +177,30 @@ def test_dollars_stop_until_the_next_month_and_say_so():
     assert not budgets.spent()
 
 
+def test_dollars_that_open_requests_hold_are_no_dollars_spent():
+    budgets, _ = budgets_of(terms(kind=USD, hard=1.0, usd_per_token=0.01))
+    held = [budgets.enter(1, 7, "m", 50) for _ in range(2)]
+    with pytest.raises(Exceeded, match=r"held by open requests: \$1.00 of \$1.00") as refused:
+        budgets.enter(1, 7, "m", 50)
+    assert (refused.value.code, refused.value.retry_after_s) == ("budget_held", 1.0)
+    assert not budgets.spent()
+    assert not budgets._reached
+    held[0].settle(1)
+    budgets.enter(1, 7, "m", 50)
+
+
+def test_what_ended_is_kept_by_the_second():
+    """While usage does not count, for months."""
+    budgets, clock = budgets_of(terms(kind=USD, usd_per_token=0.01))
+    for _ in range(1000):
+        budgets.enter(1, 7, "m", 1).settle(1)
+    use = budgets.uses[1]
+    assert use.used(clock.now_s, clock.wall()) == pytest.approx(10.0)
+    assert len(use._ended) == 1
+    assert use.used(clock.now_s, next_month_of(clock.wall(), UTC).timestamp()) == 0.0
+    assert not use._ended
+
+
 @pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/New_York", "Asia/Kathmandu", "UTC"])
 def test_a_month_ends_at_midnight_of_the_tenants_zone(zone):
     """D27: what was spent until 23:00 on 30 September there counts; at midnight nothing does, and a refusal names both."""

@@ -39,12 +39,7 @@ def alerts(request: HttpRequest) -> HttpResponseBase:
     )
 
 
-@action(
-    Role.OPERATOR,
-    Alert,
-    page="console:alerts",
-    unchanged="{row} is as it was",
-)
+@action(Role.OPERATOR, Alert, page="console:alerts", unchanged="{row} is as it was")
 def silence(form: ActionForm, alert: Alert) -> str:
     """Silence an alert for the hours of the field `hours`; without it, end its silence."""
     hours = form.fields.get("hours", "")

@@ -17,13 +17,7 @@ from controlplane.accounts.requests import user_of
 from controlplane.accounts.selectors import tenants_with_role
 from controlplane.applications.completion import AXIS_TICKS, DAY_H, on_axis
 from controlplane.applications.models import Application, ApplicationRun, RunOutcome
-from controlplane.applications.selectors import (
-    Prediction,
-    demand_by,
-    graph_of,
-    predictions,
-    unit_summaries,
-)
+from controlplane.applications.selectors import Prediction, demand_by, graph_of, predictions, unit_summaries
 from controlplane.applications.services import APPLICATION, MAX_GRAPH_BYTES, calls_of, read_graph, warnings_of
 from controlplane.applications.services import import_graph as import_as_application
 from controlplane.applications.spans import expectations, rates_of, spans_of

@@ -9,12 +9,13 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_safe
 
 from controlplane.accounts.models import ApiKey, Role
-from controlplane.accounts.selectors import manageable_api_keys, tenants_with_role
+from controlplane.accounts.requests import user_of
+from controlplane.accounts.selectors import tenants_with_role
 from controlplane.batches import services
 from controlplane.batches.api import content_of
 from controlplane.batches.budgets import spent_budgets
 from controlplane.batches.models import ENDED, Batch, BatchStatus, Purpose
-from controlplane.batches.selectors import running
+from controlplane.batches.selectors import keys_for_batches, running
 from controlplane.batches.validation import first_url
 from controlplane.console.access.roles import signed_in
 from controlplane.console.lists import list_page, viewer_of
@@ -33,8 +34,7 @@ FILES = {"input": "input_file", "output": "output_file", "errors": "error_file"}
 def batches(request: HttpRequest) -> HttpResponseBase:
     """The list: first those that run, the least slack first, then those that ended, newest first. A POST creates a batch."""
     viewer = viewer_of(request)
-    keys = [key for key in manageable_api_keys(request.user).filter(account=None, tenant__active=True) if key.usable]
-    refused = None
+    keys, refused = keys_for_batches(user_of(request)), None
     if request.method == "POST":
         try:
             return redirect("console:batch", created(request, keys).public_id)

@@ -14,7 +14,7 @@ from controlplane.console.actions import ActionForm, carried_out
 from controlplane.console.live.feed import feed
 from controlplane.console.live.views import live_context
 from controlplane.console.pages.capacity.forms import TARGETS, CapacityForm
-from controlplane.fleet.models import Region
+from controlplane.fleet.models import GpuType, Region
 from controlplane.planning.models import CapacityPlan, CapacityState
 from controlplane.planning.sizing import selectors, services
 from controlplane.planning.sizing.fleet_file import fleet_file
@@ -31,7 +31,8 @@ def capacity(request: HttpRequest, pk: int = 0) -> HttpResponse:
         form = CapacityForm(request.POST, request.FILES)
         if form.is_valid():
             try:
-                return redirect("console:capacity-plan", services.ask(form.question(), user_of(request)).pk)
+                asked = services.ask(form.question(), user_of(request))
+                return redirect(reverse("console:capacity-plan", args=[asked.pk]) + "#answer")
             except services.Refused as refused:
                 form.refuse(refused.fields)
     context = {
@@ -41,7 +42,8 @@ def capacity(request: HttpRequest, pk: int = 0) -> HttpResponse:
         "wrong": [field for field in form if field.errors] if posted else [],
         "targets": TARGETS.values(),
         "plan": row,
-        "titles": dict(Region.objects.values_list("name", "title")),
+        "titles": dict(Region.objects.values_list("name", "title"))
+        | dict(GpuType.objects.values_list("name", "title")),
         "answer": _shown(row.answer) if row and row.answer else None,
         "losses": selectors.newest_loss(),
         "earlier": CapacityPlan.objects.exclude(pk=row.pk)[:5] if row else (),

@@ -25,9 +25,10 @@ from controlplane.events.selectors import events_about
 from controlplane.fleet import selectors
 from controlplane.fleet.lifecycle import engine_logs
 from controlplane.fleet.lifecycle.states import Action, ActionError, InstanceState
+from controlplane.fleet.minimums import minimums
 from controlplane.fleet.models import Instance, Launcher, Node
 from controlplane.fleet.models.instances import OF_VLLM
-from controlplane.fleet.places import bounds, cordon_of
+from controlplane.fleet.places import cordon_of
 from controlplane.fleet.rollouts import revisions
 from controlplane.fleet.rollouts.selectors import statuses
 from controlplane.fleet.selectors import instances as instances_with_all
@@ -59,8 +60,8 @@ AT_ONCE = 500
 def fleet(request: HttpRequest) -> HttpResponseBase:
     query, state = request.GET, feed.state()
     place = query.get("model", ""), query.get("region", "")
-    deployments = list(selectors.deployments().filter(active=True, model__active=True, region__active=True))
-    allowed, spare = bounds(deployments), list(spot.open_donations())
+    live = {(row["model"], row["region"]): row["instances_ready"] for row in state.tables["endpoints"]}
+    spare = list(spot.open_donations())
     return list_page(
         request,
         INSTANCES,
@@ -68,7 +69,7 @@ def fleet(request: HttpRequest) -> HttpResponseBase:
         fold=(tree, IN_TREE),
         rollouts=[status for status in statuses(*place) if status.needs_attention],
         swap_groups=swap_statuses(*place),
-        short=[(row, most) for row in deployments if (most := allowed[row.pk][1]) < row.min_instances],
+        short=[(said, each.why) for key, each in minimums().items() if (said := each.short(live.get(key)))],
         spare=spare,
         spare_usd_per_hour=spot.offered_per_hour(spare),
         selects=may(request, Role.OPERATOR),
@@ -105,10 +106,8 @@ def instance(request: HttpRequest, name: str) -> HttpResponseBase:
     row = get_object_or_404(instances_with_all(), name=name)
     state = feed.state()
     filters = Filters(request.GET, CHART_RANGE)
-    charts, down = (
-        instance_charts(state, filters["range"], row),
-        row.state in (InstanceState.STOPPED, InstanceState.FAILED),
-    )
+    charts = instance_charts(state, filters["range"], row)
+    down = row.state in (InstanceState.STOPPED, InstanceState.FAILED)
     if (answer := of_charts(request, charts, f"{row.name}-{{}}")) is not None:
         return answer
     context = {

@@ -25,7 +25,7 @@ def line_of(model: str, now: datetime) -> dict[str, Any]:
         doubts.append(f"for {percent(prior)} the length model was late or failed, and the mean of their class stood in")
     if whole.coverage_upper is not None and abs(whole.coverage_upper - 0.9) > MISCALIBRATED:
         doubts.append(f"{percent(whole.coverage_upper)} of answers are within the 0.9 quantile, and 90% should be")
-    by = ", ".join(f"{name} {percent(each)}" for name, each in sorted(shares.items(), key=lambda item: -item[1]))
+    by = ", ".join(f"{percent(each)} by {name}" for name, each in sorted(shares.items(), key=lambda item: -item[1]))
     return {"measures": whole, "by": by, "doubts": doubts}
 
 

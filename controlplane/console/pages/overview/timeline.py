@@ -258,7 +258,7 @@ def _demand(span: Span, starts: list[datetime], marks: list[Mark], now: datetime
 
 
 def _requests(span: Span, starts: list[datetime]) -> Chart:
-    sums = _sums(span, starts, "requests", "failed", "unserved")
+    sums = _sums(span, starts, "requests", "failed", "refused")
     totals = [[sum(column) for column in zip(*(of[at] for of in sums.values()), strict=True)] for at in range(3)]
     per_s = [[total / span.step_s for total in of] for of in totals]
     names = (("requests", ("s1", "solid")), ("failed", ("crit", "solid")), ("refused", ("warn", "dash")))
@@ -266,7 +266,7 @@ def _requests(span: Span, starts: list[datetime]) -> Chart:
     return Chart(
         key="requests",
         title="Requests",
-        caption="A second, by the minute of arrival; refused are those that got no service",
+        caption="A second, by the minute of arrival; refused are those that limits, full queues and deadlines turned away",
         sentence=f"Requests: {quantity(sum(totals[0]))} in all, {quantity(sum(totals[1]))} failed.",
         x=starts,
         across=across(span),
@@ -301,22 +301,22 @@ def _demand_changes(span: Span) -> Iterator[Change]:
 
 
 def _service_changes(span: Span) -> Iterator[Change]:
-    def sums(of: Span) -> dict[tuple[str, str], tuple[int, int, int, int]]:
-        rows = of.minutes().values_list("model", "slo_class")
-        totals = rows.annotate(Sum("slo_met"), Sum("slo_judged"), Sum("failed"), Sum("requests"))
-        return {(model, name): (met, judged, failed, all_) for model, name, met, judged, failed, all_ in totals}
+    def sums(of: Span) -> dict[tuple[str, str], list[int]]:
+        names = ("slo_met", "slo_judged", "requests", "failed", "refused")
+        totals = of.minutes().values_list("model", "slo_class").annotate(*map(Sum, names))
+        return {(model, name): of_them for model, name, *of_them in totals}
 
     now, before = sums(span), sums(span.before)
-    for key, (met, judged, failed, count) in now.items():
-        was = before.get(key, (0, 0, 0, 0))
+    for key, (met, judged, count, *ends) in now.items():
+        was = before.get(key, [0] * 5)
         of = f"of {key[0]}, {key[1]}"
         if judged:
-            there, here = was[0] / was[1] if was[1] else None, met / judged
-            change = here - (1.0 if there is None else there)
-            yield Change(f"SLO met {of}", "", percent(there), percent(here), change)
-        if failed or was[2]:
-            change = (failed - was[2]) / max(1, count)
-            yield Change(f"Failed {of}", "", quantity(was[2]), quantity(failed), change)
+            share, met_now = was[0] / was[1] if was[1] else None, met / judged
+            change = met_now - (1.0 if share is None else share)
+            yield Change(f"SLO met {of}", "", percent(share), percent(met_now), change)
+        for what, there, here in zip(("Failed", "Refused"), was[3:], ends, strict=True):
+            if there or here:
+                yield Change(f"{what} {of}", "", quantity(there), quantity(here), (here - there) / max(1, count))
 
 
 def _moved(span: Span) -> Iterator[Change]:

@@ -135,7 +135,7 @@ def begin_of(data: QueryDict) -> Values:
         case "ledger":
             return {"kind": "ledger", "since": given["since"] or None, "until": given["until"] or None}
         case "trace":
-            return {"kind": "trace", "trace": given.get("trace"), "trace_keys": TRACE.values(trace_row(data))}
+            return {"kind": "trace", "trace": given.get("trace") or None, "trace_keys": TRACE.values(trace_row(data))}
     return {"kind": "fleet"}
 
 

@@ -1,0 +1,18 @@
+from django.db import migrations, models
+
+
+def settle(apps, schema_editor):
+    apps.get_model("alerts", "Alert").objects.exclude(resolved_at=None).update(settled=True)
+
+
+class Migration(migrations.Migration):
+    dependencies = [("alerts", "0003_one_notion_of_alarm")]
+
+    operations = [
+        migrations.AddField(
+            "alert",
+            "settled",
+            models.BooleanField(default=False, help_text="Whether it stayed resolved, so that its end is sent."),
+        ),
+        migrations.RunPython(settle, migrations.RunPython.noop),
+    ]
