@@ -20,10 +20,9 @@ RANGE = Select("hours", "Range", last_hours(1, DAY_H, 168), str(DAY_H))
 
 def visible_applications(viewer: Viewer, hours: int = DAY_H) -> QuerySet[Any]:
     """Return the applications that *viewer* may see, with their records in numbers and the runs of their figures."""
-    rows = Application.objects.filter(tenant__in=viewer.tenants()).select_related("tenant")
-    return within_hours(rows, hours).annotate(
-        records=Count("runs", ~Q(runs__steps=[])), last_run_at=Max("runs__began_at")
-    )
+    rows: QuerySet[Any] = Application.objects.filter(tenant__in=viewer.tenants()).select_related("tenant")
+    rows = rows.annotate(records=Count("runs", ~Q(runs__steps=[])), last_run_at=Max("runs__began_at"))
+    return within_hours(rows, hours)
 
 
 def within_hours(rows: QuerySet[Any], hours: int) -> QuerySet[Any]:

@@ -112,7 +112,7 @@ def _setting(event: Event) -> Undo | None:
 
     def carry_out(user: User, reason: str) -> str:
         since.check(str(event.pk), Setting(name=name, model=model), fields=[name])
-        row = Setting.objects.filter(name=name, model=model).first() if event.inputs.get("first") else None
+        row = Setting.objects.filter(name=name, model=model).first() if event.inputs.get("first_value") else None
         if row is None:
             tuning.change(name, value, user, reason, model)
         else:  # it had no value of its own before

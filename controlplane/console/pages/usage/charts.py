@@ -90,7 +90,6 @@ def _bar(name: str, values: Sequence[float], style: tuple[str, str], step: timed
 
 
 def _steps(asked: UsageScope, step: timedelta) -> list[datetime]:
-    since, until = (
-        at.astimezone(UTC) if step == HOUR else at for at in (asked.since, asked.until)
-    )  # days: by the clock
+    # days by the clock, hours as time passes
+    since, until = (at.astimezone(UTC) if step == HOUR else at for at in (asked.since, asked.until))
     return [since + number * step for number in range(-(-(until - since) // step))]
