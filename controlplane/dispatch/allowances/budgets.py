@@ -91,7 +91,7 @@ class BudgetUse:
         self.reserved_usd = 0.0
         self._seconds: dict[int, float] = {}
         self._ended: dict[int, float] = {}  # dollars by epoch second of the end that usage may not have counted
-        self._ended_usd = self._month_s = 0.0  # the sum of these, and the begin of their month
+        self._ended_usd = self._month_s = 0.0  # the sum of these, and when their month began
 
     def used(self, now_s: float, wall_s: float) -> float:
         """Return what counts now, in the budget's unit; a month begins at nothing."""
