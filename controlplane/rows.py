@@ -1,15 +1,31 @@
 """Rows for lists: filtered, searched, newest of each kind, and cursor pagination."""
 
 from dataclasses import dataclass
+from datetime import date
 from functools import reduce
 from operator import or_
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 from django.db.models import Max, Model, Q, QuerySet
+from pydantic import AfterValidator, AwareDatetime
 
 Row = TypeVar("Row", bound=Model)
+Date = TypeVar("Date", bound=date)
 PAGE_SIZE = 50
 MAX_PAGE_SIZE = 500
+MAX_WORDS = 12
+"""Of a search; further ones are ignored."""
+
+
+def within(at: Date) -> Date:
+    """Return *at*. Raise ValueError outside of 1970 to 2199: other zones and periods would have no date at the ends."""
+    if not 1970 <= at.year < 2200:
+        raise ValueError("give a time of the years 1970 to 2199")
+    return at
+
+
+Instant = Annotated[AwareDatetime, AfterValidator(within)]
+"""A time that a caller gives, with its offset."""
 
 
 def narrowed(rows: QuerySet[Row], **lookups: Any) -> QuerySet[Row]:
@@ -19,7 +35,7 @@ def narrowed(rows: QuerySet[Row], **lookups: Any) -> QuerySet[Row]:
 
 def containing(rows: QuerySet[Row], text: str, *fields: str) -> QuerySet[Row]:
     """Return *rows* that have each word of *text* in one of *fields*, ignoring case."""
-    for word in text.split():
+    for word in text.split()[:MAX_WORDS]:
         rows = rows.filter(reduce(or_, (Q(**{f"{field}__icontains": word}) for field in fields)))
     return rows
 

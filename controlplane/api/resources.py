@@ -81,7 +81,7 @@ def _type(resource: Resource, column: Column) -> Any:
 def query_of(resource: Resource) -> type[Schema]:
     """Return the query parameters that filter *resource*."""
     parameters: dict[str, Any] = {
-        each.name: (str, Field("", description=each.about or None))
+        each.name: (str, Field("", max_length=getattr(each.control, "length", None), description=each.about or None))
         if each.type is str
         else (each.type | None, Field(None, description=each.about or None))
         for each in resource.filters

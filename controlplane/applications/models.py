@@ -1,7 +1,5 @@
 """Applications of tenants and their runs, by marks of requests and reports of tenants (docs/tenants/applications.md)."""
 
-from datetime import datetime, timedelta
-
 from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
 from django.db.models import Q
@@ -9,7 +7,7 @@ from django.utils import timezone
 from django.utils.functional import cached_property
 
 from controlplane.accounts.models import Tenant
-from controlplane.applications.completion import DAY_H, Completions
+from controlplane.applications.completion import Completions
 
 
 class RunOutcome(models.TextChoices):
@@ -59,29 +57,23 @@ class Application(models.Model):
     def __str__(self) -> str:
         return self.name
 
-    asked_hours: int = DAY_H
-    """Hours that its figures cover, and the region of their runs, empty for all: annotated by filters of the list."""
+    lately: "list[ApplicationRun]"
+    """Its runs that its figures are of, running and ended: fetched with the list."""
     asked_region: str = ""
+    """Region of those, empty for all: annotated by a filter of the list."""
 
     @property
-    def asked_since(self) -> datetime:
-        return timezone.now() - timedelta(hours=self.asked_hours)
-
-    @property
-    def asked_runs(self) -> "models.QuerySet[ApplicationRun]":
-        """Return its runs of the region asked for, running and ended, without imported ones."""
-        runs = self.runs.filter(imported=False)
-        return runs.filter(region=self.asked_region) if self.asked_region else runs
+    def asked_runs(self) -> "list[ApplicationRun]":
+        return [run for run in self.lately if self.asked_region in ("", run.region)]
 
     @cached_property
     def completions(self) -> Completions:
         """How its runs ended lately."""
-        ended = self.asked_runs.filter(ended_at__gte=self.asked_since)
-        return Completions.of(ended.defer("steps").order_by("ended_at"))
+        return Completions.of(run for run in self.asked_runs if run.ended_at is not None)
 
     @property
     def running(self) -> int:
-        return self.asked_runs.filter(ended_at=None).count()
+        return sum(run.ended_at is None for run in self.asked_runs)
 
     @property
     def kinds(self) -> str:

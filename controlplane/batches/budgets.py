@@ -1,6 +1,7 @@
 """Budgets of batch lines that wait: checked when a batch is created, and exactly when its lines are known."""
 
-from django.db.models import F, Q, QuerySet, Sum
+from django.db.models import F, OuterRef, Q, QuerySet, Subquery, Sum, Value
+from django.db.models.functions import Coalesce, NullIf
 
 from controlplane.accounts.models import Budget, BudgetKind, Tenant
 from controlplane.batches.models import ENDED, Batch
@@ -20,6 +21,18 @@ def waiting_lines(budget: Budget, but: int = 0) -> int:
     scope &= Q(model=budget.model) if budget.model else Q()
     sums = rows.filter(scope).aggregate(lines=Sum(F("total") - F("completed") - F("failed")))
     return int(sums["lines"] or 0)
+
+
+def with_waiting_lines(budgets: QuerySet[Budget]) -> QuerySet[Budget]:
+    """Add `waiting` to each, what `waiting_lines` counts, in the same query."""
+    rows = Batch.objects.exclude(status__in=ENDED).order_by().alias(key=Coalesce("api_key_id", 0))
+    rows = rows.filter(
+        tenant_id=Coalesce(OuterRef("tenant_id"), F("tenant_id")),
+        key=Coalesce(OuterRef("api_key_id"), F("key")),
+        model=Coalesce(NullIf(OuterRef("model"), Value("")), F("model")),
+    )
+    lines = rows.values(all=Value(1)).annotate(lines=Sum(F("total") - F("completed") - F("failed"))).values("lines")
+    return budgets.annotate(waiting=Coalesce(Subquery(lines), 0))
 
 
 def check_lines_budget(batch: Batch, lines: int) -> None:

@@ -33,6 +33,7 @@ from controlplane.dispatch.reordering import in_thread
 from controlplane.dispatch.snapshot import Snapshot
 from controlplane.dispatch.transport import TICK_S
 from controlplane.events.services import guard
+from controlplane.fleet.services import report_unreadable
 from controlplane.jobs.record import Jobs
 from controlplane.tuning.selectors import Values
 from controlplane.tuning.services import report_ignored
@@ -273,7 +274,8 @@ class Dispatching:
         self.tune(read.values)
         if owned != self.serving:
             self._serve(owned)
-        if read.values.ignored != self.ignored_settings:
-            with contextlib.suppress(*ERRORS):  # the next look records it
+        with contextlib.suppress(*ERRORS):  # the next look records it
+            await database_sync_to_async(report_unreadable)()
+            if read.values.ignored != self.ignored_settings:
                 await database_sync_to_async(report_ignored)(read.values)
                 self.ignored_settings = read.values.ignored

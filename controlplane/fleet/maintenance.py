@@ -8,7 +8,7 @@ place is uncordoned, and what the window stopped starts again.
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from django.db import transaction
 from django.db.models import Q, QuerySet
@@ -43,8 +43,8 @@ def plan(
     place: Node | Region, actor: User, reason: str, until: datetime, from_at: datetime | None = None
 ) -> Maintenance:
     """Plan maintenance of *place* until *until*, and begin it unless *from_at* is to come."""
-    now = timezone.now()
-    from_at = max(from_at or now, now)
+    now, until = timezone.now(), until.astimezone(UTC)
+    from_at = max(from_at or now, now).astimezone(UTC)
     if until <= from_at:
         raise ActionError(f"Maintenance of {place} ends before it begins: {until:%d %b %H:%M} UTC")
     if until - from_at > LONGEST:

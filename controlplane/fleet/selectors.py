@@ -31,14 +31,15 @@ from scheduling.routing.regions import latency_ms
 from scheduling.scaling.schedule import Schedules, schedules_of
 
 
-def scheduled_minimums() -> QuerySet[ScheduledMinimum]:
-    return ScheduledMinimum.objects.filter(active=True).select_related("model", "region")
+def scheduled_minimums() -> list[ScheduledMinimum]:
+    """Return those in force: without rows that cannot be read, which an older release or SQL wrote."""
+    rows = ScheduledMinimum.objects.filter(active=True).select_related("model", "region")
+    return [row for row in rows if not row.unreadable]
 
 
 def schedules() -> Schedules:
     """Return the scheduled minimums of each endpoint that has some."""
-    rows = scheduled_minimums()
-    rules = [(row.model.name, row.region.name if row.region else "", row.rule) for row in rows]
+    rules = [(row.model.name, row.region.name if row.region else "", row.rule) for row in scheduled_minimums()]
     return schedules_of(rules, list(Region.objects.values_list("name", flat=True))) if rules else {}
 
 

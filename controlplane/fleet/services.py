@@ -17,7 +17,7 @@ from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from controlplane.accounts.models import User
-from controlplane.events.models import Severity
+from controlplane.events.models import Event, Severity
 from controlplane.events.services import record
 from controlplane.fleet import places
 from controlplane.fleet.lifecycle import engine_logs, hosts, restarts
@@ -43,6 +43,7 @@ from controlplane.fleet.models import (
     Region,
     Rollout,
     RolloutState,
+    ScheduledMinimum,
     SwapGroup,
 )
 from controlplane.jobs.broker import impatient_redis, send_task
@@ -53,6 +54,7 @@ OF_ONE_SERVER = ("url", "process_id", "kv_capacity_tokens", "startup", "engine",
 """Fields of an instance that are reset for its next server."""
 INVENTORY_CHANNEL = "pilothouse:inventory"
 RUN_COMMAND_TASK = "workers.tasks.fleet.run_command"
+UNREADABLE = "scheduled_minimum.unreadable"
 TICK_TASK = "workers.tasks.tick.tick"
 
 SWAPS_EXPIRE_S = 5.0
@@ -367,6 +369,15 @@ def activate(row: Model | Deployment, actor: User | str, reason: str) -> str:
         record(kind, each, actor=actor, before={"active": False}, after={"active": True}, reason=reason)
     transaction.on_commit(notify)
     return f"{' and '.join(map(str, resting))} {'is' if len(resting) == 1 else 'are'} active again"
+
+
+def report_unreadable() -> None:
+    """Record an event, once for each fault, of scheduled minimums that cannot be read; the others hold meanwhile."""
+    for row in ScheduledMinimum.objects.filter(active=True):
+        said = Event.objects.filter(kind=UNREADABLE, subject_type=row._meta.model_name, subject_id=row.pk)
+        if (why := row.unreadable) and not said.filter(reason=why).exists():
+            logger.warning("the scheduled minimum %s does not hold: %s", row, why)
+            record(UNREADABLE, row, actor="gateway", reason=why, severity=Severity.WARNING)
 
 
 def by_whom(actor: User | str, reason: str) -> str:

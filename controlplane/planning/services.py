@@ -152,22 +152,14 @@ def _switched(
 
 
 @transaction.atomic
-def give(model: Model, values: dict[str, Any], actor: User | str) -> dict[str, Any]:
-    """Apply *values*, named as in `bundles.values_of`, to *model*; return the previous values. The caller records the
-    event.
+def give(model: Model, values: dict[str, Any], actor: User | str, reason: str = "") -> dict[str, Any]:
+    """Apply *values*, named as in `bundles.values_of`, to *model* like `switch_parts`; return the previous ones.
 
-    The strategy `none` deletes the policy. Plans of another strategy are superseded as by `set_policy`. Raises
-    ValidationError for invalid values.
+    The strategy `none` deletes the policy. Raises ValidationError for invalid values.
     """
-    model = Model.objects.select_for_update().get(pk=model.pk)
-    before = bundles.present(model)
-    differences = before.changed(values)
-    if values.get("strategy") == bundles.NONE:
-        ScalingPolicy.objects.filter(model=model).delete()
-        supersede_open(model)
-    scaled = values.get("strategy") != bundles.NONE
-    _give(before, [each for each in differences if scaled or each.what not in ("strategy", "parameters")], actor)
-    return {each.what: each.present for each in differences}
+    before = bundles.present(Model.objects.select_for_update().get(pk=model.pk))
+    _switched(before, values, actor, reason)
+    return {each.what: each.present for each in before.changed(values)}
 
 
 def _give(before: bundles.Present, differences: list[bundles.Difference], actor: User | str) -> None:
@@ -175,9 +167,12 @@ def _give(before: bundles.Present, differences: list[bundles.Difference], actor:
     model, given = before.model, {each.what: each.bundled for each in differences}
     if policies := {name: given[name] for name in bundles.COLUMNS if name in given}:
         model.deployments.update(**policies)
-    if given.keys() & {"strategy", "parameters"}:
+    strategy = given.get("strategy", before.values["strategy"])
+    if given.get("strategy") == bundles.NONE:
+        ScalingPolicy.objects.filter(model=model).delete()
+        supersede_open(model)
+    elif strategy != bundles.NONE and given.keys() & {"strategy", "parameters"}:
         row = ScalingPolicy.objects.select_for_update().filter(model=model).first() or ScalingPolicy(model=model)
-        strategy = given.get("strategy", before.values["strategy"])
         if row.strategy != strategy:
             supersede_open(model)
         row.strategy, row.parameters = strategy, dict(given.get("parameters", before.values["parameters"]))

@@ -5,7 +5,7 @@ from typing import Any
 
 from django.db.models import Q, QuerySet
 from django.utils import timezone
-from pydantic import AwareDatetime, BaseModel, Field
+from pydantic import BaseModel, Field
 
 from controlplane.accounts.models import Role, User
 from controlplane.alerts import services
@@ -13,6 +13,7 @@ from controlplane.alerts.models import Alert, AlertRule, Condition, WebhookForma
 from controlplane.events.models import Severity
 from controlplane.resources.filters import Select
 from controlplane.resources.resource import Column, Filter, Operation, Resource, in_range, of_model
+from controlplane.rows import Instant
 
 STATES = ("open", "acknowledged", "silenced", "resolved")
 
@@ -41,7 +42,7 @@ def open_alerts(rule: AlertRule) -> int:
 
 
 class SilenceIn(BaseModel):
-    until: AwareDatetime | None = Field(description="Null ends a silence.")
+    until: Instant | None = Field(description="Null ends a silence.")
 
 
 def silence(alert: Alert, user: User, reason: str, until: datetime | None) -> Alert:

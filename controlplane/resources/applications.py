@@ -1,8 +1,11 @@
 """Applications of tenants and their runs."""
 
-from typing import Any
+from datetime import timedelta
+from typing import Annotated, Any
 
-from django.db.models import Count, Max, Q, QuerySet, Value
+from django.db.models import Count, Max, Prefetch, Q, QuerySet, Value
+from django.utils import timezone
+from pydantic import Field
 
 from controlplane.applications.completion import DAY_H
 from controlplane.applications.models import Application, ApplicationRun
@@ -15,10 +18,18 @@ RANGE = Select("hours", "Range", last_hours(1, DAY_H, 168), str(DAY_H))
 """Hours that the figures of pages cover."""
 
 
-def visible_applications(viewer: Viewer) -> QuerySet[Any]:
-    """Return the applications that *viewer* may see, with their records in numbers."""
-    rows = Application.objects.filter(tenant__in=viewer.tenants()).select_related("tenant")
-    return rows.annotate(records=Count("runs", ~Q(runs__steps=[])), last_run_at=Max("runs__began_at"))
+def visible_applications(viewer: Viewer, hours: int = DAY_H) -> QuerySet[Any]:
+    """Return the applications that *viewer* may see, with their records in numbers and the runs of their figures."""
+    rows: QuerySet[Any] = Application.objects.filter(tenant__in=viewer.tenants()).select_related("tenant")
+    rows = rows.annotate(records=Count("runs", ~Q(runs__steps=[])), last_run_at=Max("runs__began_at"))
+    return within_hours(rows, hours)
+
+
+def within_hours(rows: QuerySet[Any], hours: int) -> QuerySet[Any]:
+    """Fetch with *rows* the runs that run, or ended in the last *hours*."""
+    since = Q(ended_at=None) | Q(ended_at__gte=timezone.now() - timedelta(hours=hours))
+    runs = ApplicationRun.objects.filter(since, imported=False).defer("steps").order_by("ended_at")
+    return rows.prefetch_related(None).prefetch_related(Prefetch("runs", runs, to_attr="lately"))
 
 
 def orders_of(application: Application) -> list[str]:
@@ -147,8 +158,8 @@ APPLICATIONS = Resource(
         ),
         Filter(
             "hours",
-            lambda rows, hours: rows.annotate(asked_hours=Value(int(hours))),
-            int,
+            lambda rows, hours: within_hours(rows, int(hours)),
+            Annotated[int, Field(ge=1, le=24 * 366)],
             control=RANGE,
             about="Figures of so many hours; 24 by default.",
         ),

@@ -3,6 +3,7 @@
 from django.db.models import Q, QuerySet
 
 from controlplane.accounts.models import Budget, BudgetKind
+from controlplane.batches.budgets import with_waiting_lines
 from controlplane.fleet.inventory.kinds import BUDGET
 from controlplane.resources.resource import Column, Filter, Resource, Viewer, of_choice
 from controlplane.usage.budgets import used
@@ -12,7 +13,7 @@ AMOUNT = "console/budgets/amount_cell.html"
 
 def visible_budgets(viewer: Viewer) -> QuerySet[Budget]:
     """Budgets of the viewer's tenants; those of a model over all tenants are for those who see the fleet."""
-    rows = Budget.objects.select_related("tenant", "api_key")
+    rows = with_waiting_lines(Budget.objects.select_related("tenant", "api_key"))
     return rows if viewer.sees_fleet else rows.filter(Q(tenant__in=viewer.tenants()))
 
 

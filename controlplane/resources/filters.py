@@ -7,6 +7,8 @@ from typing import ClassVar
 
 from django.utils import timezone
 
+from controlplane.rows import within
+
 Options = Sequence[tuple[str, str]]  # value and title
 
 
@@ -50,7 +52,7 @@ class Day:
 
     def read(self, query: Mapping[str, str]) -> str:
         try:
-            return date.fromisoformat(query.get(self.name, "")).isoformat()
+            return within(date.fromisoformat(query.get(self.name, ""))).isoformat()
         except ValueError:
             return ""
 
@@ -66,7 +68,8 @@ class Moment:
 
     def read(self, query: Mapping[str, str]) -> str:
         try:
-            return datetime.fromisoformat(query.get(self.name, "")).replace(tzinfo=None).isoformat(timespec="minutes")
+            at = within(datetime.fromisoformat(query.get(self.name, "")))
+            return at.replace(tzinfo=None).isoformat(timespec="minutes")
         except ValueError:
             return ""
 

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Annotated, Any
 
 from django.utils import timezone
-from pydantic import AfterValidator, AwareDatetime, BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from controlplane.accounts.models import Role, User
 from controlplane.fleet import maintenance, selectors, services, stock
@@ -27,6 +27,7 @@ from controlplane.fleet.rollouts import services as rollouts
 from controlplane.gateway import targets
 from controlplane.resources.filters import Search
 from controlplane.resources.resource import Column, Filter, Operation, Resource, of_choice, of_region, search_in
+from controlplane.rows import Instant, within
 from scheduling.policy import COLUMNS as POLICY
 
 CORDONED = "console/fleet/cordoned_cell.html"
@@ -39,16 +40,16 @@ CORDONS = (
 
 
 def in_zone(at: datetime) -> datetime:
-    return timezone.make_aware(at) if timezone.is_naive(at) else at
+    return within(timezone.make_aware(at) if timezone.is_naive(at) else at)
 
 
-Moment = Annotated[datetime, AfterValidator(in_zone)]
+Local = Annotated[datetime, AfterValidator(in_zone)]
 """Without an offset it is of the console's zone."""
 
 
 class MaintenanceIn(BaseModel):
-    until: Moment = Field(description="When it ends by itself.")
-    from_at: Moment | None = Field(None, description="When it begins; by default now.")
+    until: Local = Field(description="When it ends by itself.")
+    from_at: Local | None = Field(None, description="When it begins; by default now.")
 
 
 def maintain(place: Node | Region, user: User, reason: str, **window: Any) -> str:
@@ -180,8 +181,8 @@ MAINTENANCE = Resource(
     filters=(
         Filter("node", "node__name"),
         Filter("region", "region__name"),
-        Filter("since", lambda rows, at: rows.ending_after(at), AwareDatetime, about="Windows that end after it."),
-        Filter("until", "from_at__lt", AwareDatetime, about="Windows that begin before it."),
+        Filter("since", lambda rows, at: rows.ending_after(at), Instant, about="Windows that end after it."),
+        Filter("until", "from_at__lt", Instant, about="Windows that begin before it."),
     ),
 )
 GPUS = Resource(

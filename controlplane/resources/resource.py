@@ -8,14 +8,14 @@ from typing import Any, Protocol
 from django.db.models import Model, QuerySet, TextChoices
 from django.http import StreamingHttpResponse
 from django.utils import timezone
-from pydantic import AwareDatetime, BaseModel
+from pydantic import BaseModel
 
 from controlplane.accounts.models import Role, Tenant, User
 from controlplane.fleet.inventory.kinds import Kind
 from controlplane.resources.filters import Control, Filters, Select, every, last_hours, model_select, sort_by
 from controlplane.resources.names import model_names, region_names
 from controlplane.resources.tables import ROW_LIMIT, sorted_by, table, value
-from controlplane.rows import Page, containing, page_of, sorted_page_of
+from controlplane.rows import Instant, Page, containing, page_of, sorted_page_of
 
 NUMBERS = frozenset(
     {
@@ -181,8 +181,8 @@ def in_last(at: str, label: str, *hours: int) -> Filter:
 def in_range(at: str, label: str, *hours: int) -> tuple[Filter, ...]:
     """Filter by the time in column *at*: `since` and `until` in REST, the last *hours* on the page."""
     return (
-        Filter("since", f"{at}__gte", AwareDatetime),
-        Filter("until", f"{at}__lt", AwareDatetime),
+        Filter("since", f"{at}__gte", Instant),
+        Filter("until", f"{at}__lt", Instant),
         in_last(at, label, *hours),
     )
 

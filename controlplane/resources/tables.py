@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any, TypeVar
 
 from django.http import StreamingHttpResponse
@@ -107,8 +108,7 @@ class _Echo:
 
 def lines(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
     writer = csv.writer(_Echo())
-    yield writer.writerow(header)
-    for row in rows:
+    for row in chain([header], rows):
         yield writer.writerow([cell(value) for value in row])
 
 

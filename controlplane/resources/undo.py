@@ -112,7 +112,11 @@ def _setting(event: Event) -> Undo | None:
 
     def carry_out(user: User, reason: str) -> str:
         since.check(str(event.pk), Setting(name=name, model=model), fields=[name])
-        tuning.change(name, value, user, reason, model)
+        row = Setting.objects.filter(name=name, model=model).first() if event.inputs.get("first_value") else None
+        if row is None:
+            tuning.change(name, value, user, reason, model)
+        else:  # it had no value of its own before
+            tuning.reset(row, user, reason)
         return f"{event.subject} is set back: {_values(event)}."
 
     return Undo("Set back", f"{_values(event)}, within seconds.", carry_out)

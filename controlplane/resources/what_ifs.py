@@ -1,11 +1,11 @@
 """What-ifs, with the nightly replay of the ledger among them."""
 
 from django.db.models import QuerySet
-from pydantic import AwareDatetime
 
 from controlplane.accounts.models import Role
 from controlplane.resources.filters import Hidden
 from controlplane.resources.resource import Column, Filter, Resource
+from controlplane.rows import Instant
 from controlplane.simulation.whatif.models import WhatIf, WhatIfState
 from controlplane.simulation.whatif.selectors import what_ifs
 
@@ -49,7 +49,7 @@ WHAT_IFS = Resource(
     ),
     filters=(
         Filter("state", type=WhatIfState),
-        Filter("since", "created_at__gte", AwareDatetime),
+        Filter("since", "created_at__gte", Instant),
         Filter("nightly", type=bool),
         Filter("replays", by_replays, rest=False, control=Hidden("replays", ("newest", "all"), "newest")),
     ),

@@ -22,9 +22,10 @@ def change(name: str, value: Any, actor: User | str, reason: str = "", model: An
     Raises ValidationError that says what is wrong with it. Writes no row and no event if the value is unchanged.
     """
     before = selectors.read().given(model.name if model else "").get(name)
+    first = not Setting.objects.filter(name=name, model=model).exists()
     row, changed = put(name, value, actor, model)
     if changed:
-        _record(row, actor, reason, before=before, after=row.value)
+        _record(row, actor, reason, before=before, after=row.value, first=first)
     return row
 
 
@@ -79,8 +80,9 @@ def report_ignored(values: selectors.Values) -> None:
             )
 
 
-def _record(row: Setting, actor: User | str, reason: str, *, before: Any, after: Any) -> None:
-    record("setting.changed", row, actor=actor, before={row.name: before}, after={row.name: after}, reason=reason)
+def _record(row: Setting, actor: User | str, reason: str, *, before: Any, after: Any, first: bool = False) -> None:
+    was, now, inputs = {row.name: before}, {row.name: after}, {"first_value": True} if first else {}
+    record("setting.changed", row, actor=actor, before=was, after=now, reason=reason, inputs=inputs)
     _forget()
 
 

@@ -55,7 +55,8 @@ def used(row: Budget) -> float | None:
             known = row.spent_until is not None and row.spent_until >= month_of(timezone.now().timestamp(), row.zone)
             return row.spent_usd if known else 0.0
         case BudgetKind.BATCH_LINES:
-            return float(waiting_lines(row))
+            lines = getattr(row, "waiting", None)
+            return float(waiting_lines(row) if lines is None else lines)
     return None
 
 

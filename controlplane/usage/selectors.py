@@ -5,7 +5,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -50,11 +50,12 @@ def zone_of(tenants: QuerySet[Tenant] | None, name: str) -> ZoneInfo:
     return known[0].zone if len(known) == 1 else ZoneInfo(settings.TIME_ZONE)
 
 
-def _shown(zone: ZoneInfo) -> dict[str, dict[str, Any]]:
-    """Return the fields of rows for the groups that are no columns."""
+def _shown(zone: ZoneInfo, since: datetime) -> dict[str, dict[str, Any]]:
+    """Return the fields of rows for the groups that are no columns. An hour that *zone* has twice is two."""
+    minutes = (since.astimezone(zone).utcoffset() or timedelta()) % timedelta(hours=1)
     return {
         "day": {"day": TruncDay("hour", tzinfo=zone)},
-        "hour": {"whole_hour": TruncHour("hour", tzinfo=zone)},
+        "hour": {"whole_hour": TruncHour("hour", tzinfo=timezone(minutes))},
         "tenant": {"tenant_name": F("tenant__name"), "tenant_title": F("tenant__title")},
         "key": {
             "key": F("api_key"),
@@ -66,13 +67,13 @@ def _shown(zone: ZoneInfo) -> dict[str, dict[str, Any]]:
 
 
 def usage(asked: UsageScope, by: Sequence[str] = ()) -> "QuerySet[Any, dict[str, Any]]":
-    """Sums by *by*, of day, hour (both in the zone), tenant, key, model, slo_class, work, application, batch, gpu_type and
+    """Sums by *by*, of day (the zone's), hour, tenant, key, model, slo_class, work, application, batch, gpu_type and
     instance, in their order.
 
     Idle time is a separate row, with `idle` true and no tenant. A key is its id, with `key_name`, `key_prefix` and
     `key_revoked_at`.
     """
-    by_instance, shown = "instance" in by, _shown(asked.zone)
+    by_instance, shown = "instance" in by, _shown(asked.zone, asked.since)
     values = {name: value for group in by for name, value in shown.get(group, {}).items()}
     plain = [group for group in by if group not in shown]
     idle = Q(work=Work.IDLE) if by_instance else Q(tenant=None)

@@ -109,6 +109,8 @@ def test_an_external_instance_is_looked_for_at_its_address(admin, deployment):
         ("weighted_targets", {"name": "chat", "target": "nothing", "weight": 50}, "target"),
         ("deployments", PLACE | {"max_loras": 4, "max_cpu_loras": 2}, "max_cpu_loras"),
         ("deployments", PLACE | {"kv_offload_gib": -1.0}, "kv_offload_gib"),
+        ("deployments", PLACE | {"ordering_stretch": float("inf")}, "ordering_stretch"),
+        ("schedules", {"name": "s", "model": LLAMA, "instances": 1, "begins": "0830Z", "ends": "18:00"}, "begins"),
         ("instances", {"name": "i", "model": LLAMA, "region": "us-east"}, "url"),
         ("instances", {"name": "i", "model": "none", "region": "us-east"}, "model"),
         ("instances", {"name": "instance-1", "node": None}, "node"),

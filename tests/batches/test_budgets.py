@@ -12,7 +12,7 @@ from django.db import OperationalError
 
 from controlplane.accounts.models import Budget, Tenant
 from controlplane.batches import services
-from controlplane.batches.budgets import CODE, spent_budgets, waiting_lines
+from controlplane.batches.budgets import CODE, spent_budgets, waiting_lines, with_waiting_lines
 from controlplane.batches.feeder import grant_of
 from controlplane.batches.models import Batch, BatchLine, BatchStatus, StoredFile
 from controlplane.gateway.errors import ApiError
@@ -48,6 +48,10 @@ def test_a_batch_beyond_the_lines_that_may_wait_fails_and_the_next_is_refused(ke
     assert (refused.value.status, refused.value.code) == (429, CODE)
     Batch.objects.update(completed=3)
     assert waiting_lines(budget) == 4
+    counts = [({}, 4), ({"tenant": key.tenant, "api_key": key}, 4), ({"model": "m"}, 4), ({"model": "n"}, 0)]
+    for scope, count in counts:
+        row = Budget.objects.create(kind="batch_lines", hard=99, **scope)
+        assert waiting_lines(row) == with_waiting_lines(Budget.objects.all()).get(pk=row.pk).waiting == count, scope
     assert batch_of(key, 6).status == BatchStatus.IN_PROGRESS
 
 

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from controlplane.resources.tables import cell
+from controlplane.resources.tables import cell, csv_response
 
 
 def table(answer) -> list[list[str]]:
@@ -40,6 +40,11 @@ def table(answer) -> list[list[str]]:
 )
 def test_cells(value, text):
     assert cell(value) == text
+
+
+def test_headers_are_no_formulas_either():
+    """Names of keys and applications head the columns of charts."""
+    assert table(csv_response("x", ["Time", "=HYPERLINK(1)"], []))[0] == ["Time", "'=HYPERLINK(1)"]
 
 
 def test_the_file_of_a_chart_is_its_table(client, viewer, live, fleet_feed):

@@ -70,6 +70,7 @@ def test_a_key_is_made_with_its_budget_or_not_at_all(client, fleet_admin, acme):
     form = {"name": "shop window", "tenant": acme.pk, "usd": "-5"}
     assert client.post(URL, form).status_code == 422
     assert not acme.api_keys.exists()
+    assert "Give a finite number" in client.post(URL, form | {"usd": "nan"}).content.decode()
     assert client.post(URL, form | {"usd": "50"}).status_code == 200
     assert Budget.objects.get(api_key=acme.api_keys.get()).hard == 50.0
 

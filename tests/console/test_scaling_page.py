@@ -328,6 +328,7 @@ def test_a_minimum_is_scheduled_in_the_calendar_and_deleted(client, two_places, 
     client.force_login(fleet_admin)
     for changes, words in (
         ({"time_zone": "Berlin"}, "There is no time zone &#x27;Berlin&#x27;"),
+        ({"begins": "0830Z"}, "is not such as 08:30"),
         ({"instances": ""}, "Give the number of instances."),
         ({"model": ""}, "model"),
     ):

@@ -3,7 +3,9 @@
 from datetime import datetime, timedelta
 
 import pytest
+from django.http import QueryDict
 from django.utils import timezone
+from django.utils.http import urlencode
 
 from controlplane.console.formats import MINUS
 from controlplane.console.pages.overview import timeline
@@ -51,12 +53,14 @@ def span(hours: float, until: datetime = NOW, model: str = "", region: str = "")
             datetime(2026, 11, 19, 18, 0),
             datetime(2026, 11, 20),
         ),
+        ({"range": "times", "until": "0001-01-01T00:00"}, NOW - timedelta(hours=6), NOW),
+        ({"range": "times", "from": "9999-12-31T23:59"}, NOW - timedelta(hours=6), NOW),
         ({"range": "-1"}, NOW - timedelta(hours=6), NOW),
     ],
 )
 def test_the_time_asked_for(query, since, until, inventory):
     zone = timezone.get_current_timezone()
-    asked = timeline.span_of(timeline.filters_of(query), NOW)
+    asked = timeline.span_of(timeline.filters_of(QueryDict(urlencode(query))), NOW)
     assert (asked.since, asked.until) == (since.replace(tzinfo=zone), until.replace(tzinfo=zone))
     assert 1 <= len(asked.starts) <= timeline.POINTS + 1
 

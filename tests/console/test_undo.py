@@ -9,6 +9,7 @@ from controlplane.fleet.inventory.kinds import TENANT
 from controlplane.fleet.inventory.services import change, create
 from controlplane.resources.undo import REVERSED, WRITTEN
 from controlplane.tuning import services as tuning
+from controlplane.tuning.models import Setting
 from controlplane.tuning.selectors import tuned
 
 pytestmark = pytest.mark.django_db
@@ -44,6 +45,19 @@ def test_a_setting_is_set_back_unless_another_changed_it_since(acting, operator)
     tuning.change("PLAN_EPSILON", 0.3, "alice")
     assert "alice changed PLAN_EPSILON" in undo(acting, event)
     assert tuned().PLAN_EPSILON == 0.3
+
+
+def test_a_first_value_is_removed_so_that_others_hold_again(acting, operator, language_model):
+    tuning.change("SCALE_COOLDOWN_S", 33, operator, "a try", language_model)
+    assert "SCALE_COOLDOWN_S of llama-3.1-8b is set back" in undo(acting, Event.objects.latest("pk"))
+    tuning.change("SCALE_COOLDOWN_S", 77, operator, "all")
+    first = Event.objects.latest("pk")
+    assert tuned("llama-3.1-8b").SCALE_COOLDOWN_S == 77
+    tuning.change("SCALE_COOLDOWN_S", 88, operator, "all")
+    undo(acting, Event.objects.latest("pk"))
+    assert tuned().SCALE_COOLDOWN_S == 77
+    assert "is set back" in undo(acting, first)
+    assert not Setting.objects.exists()
 
 
 def test_changed_values_are_set_back_by_admins_and_secrets_are_not(client, fleet_admin, operator, acme):

@@ -3,6 +3,7 @@
 import csv
 import io
 from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
 
 import pytest
 from django.utils import timezone
@@ -11,7 +12,7 @@ from controlplane.accounts.services import create_api_key
 from controlplane.console.pages.usage.charts import SHOWN, usage_over_time
 from controlplane.fleet.models import Donation, DonationState
 from controlplane.usage.models import UsageHour
-from controlplane.usage.selectors import UsageScope
+from controlplane.usage.selectors import UsageScope, usage
 
 URL = "/usage/"
 
@@ -87,8 +88,8 @@ def test_each_group_and_what_is_behind_it(reader, hours):
 def test_a_period_from_and_to(reader, hours):
     day = f"{timezone.now() - timedelta(days=14):%F}"
     assert [line["cost_usd"] for line in shown(reader, period="dates", **{"from": day, "to": day})] == [50.0]
-    answer = reader.get(URL, {"period": "dates", "from": "nonsense", "to": "1000-01-01"})
-    assert answer.status_code == 200
+    for first, last in (("nonsense", "1000-01-01"), ("0001-01-01", "0001-01-01"), ("2026-01-01", "9999-12-31")):
+        assert reader.get(URL, {"period": "dates", "from": first, "to": last}).status_code == 200
 
 
 def test_a_tenants_people_see_their_own_alone(as_member, hours):
@@ -130,6 +131,31 @@ def test_the_chart_stacks_the_greatest_and_joins_the_rest(acme):
     empty = usage_over_time(UsageScope(begin - timedelta(days=9), begin, None), "model", SHOWN["tokens"], by_hour=False)
     assert empty.empty
     assert not empty.figure
+
+
+@pytest.mark.sql
+@pytest.mark.parametrize(
+    ("zone", "begin", "clock"),
+    [
+        ("Europe/Berlin", datetime(2026, 10, 24, 23), ["01:00", "02:00", "02:00", "03:00"]),
+        ("Australia/Adelaide", datetime(2026, 4, 4, 14, 30), ["01:00", "02:00", "02:00", "03:00"]),
+        ("Europe/Berlin", datetime(2026, 3, 29, 0), ["01:00", "03:00", "04:00", "05:00"]),
+        ("Asia/Kathmandu", datetime(2026, 3, 29, 0, 15), ["06:00", "07:00", "08:00", "09:00"]),
+    ],
+)
+def test_an_hour_that_the_clock_has_twice_is_two(acme, zone, begin, clock):
+    begin = begin.replace(tzinfo=UTC)
+    for number in range(16):
+        at = begin + timedelta(minutes=15 * number)
+        UsageHour.objects.create(hour=at, tenant=acme, model="m", cost_usd=float(number // 4 + 1))
+    since, until = (at.astimezone(ZoneInfo(zone)) for at in (begin, begin + timedelta(hours=4)))
+    asked = UsageScope(since, until, None, zone=ZoneInfo(zone))
+    assert [(row["whole_hour"], row["sum_cost_usd"]) for row in usage(asked, ["hour"])] == [
+        (begin + timedelta(hours=number), 4.0 * (number + 1)) for number in range(4)
+    ]
+    chart = usage_over_time(asked, "model", SHOWN["cost"], by_hour=True)
+    assert [f"{at:%H:%M}" for at in chart.x] == clock
+    assert list(chart.series[0].y) == [4.0, 8.0, 12.0, 16.0]
 
 
 def test_the_chart_is_redrawn_alone(reader, hours):

@@ -1,8 +1,10 @@
 """Users and access in the console: one list, one dialog, and a link for who has no password."""
 
 import re
+from zoneinfo import ZoneInfo
 
 import pytest
+from django.utils import timezone
 
 from controlplane.accounts.models import Membership, Role, User
 from controlplane.accounts.services import use_sign_in_link
@@ -76,6 +78,9 @@ def test_a_link_signs_one_person_in_and_is_shown_once(admin, member):
 
 def test_a_price_is_entered_from_a_date_on(admin, gpu_type):
     form = {"of": "gpu", "name": gpu_type.name, "amount": "2.5", "from_at": "2026-11-01 00:15"} | REASON
+    with timezone.override(ZoneInfo("Asia/Tokyo")):
+        far = admin.post("/usage/prices/?edit=new", form | {"from_at": "0001-01-01 00:00"})
+    assert "Give a time of the years 1970 to 2199." in far.content.decode()
     wrong = admin.post("/usage/prices/?edit=new", form | {"from_at": "2026-11-01 00:07"})
     assert "a whole quarter of an hour" in wrong.content.decode()
     assert admin.post("/usage/prices/?edit=new", form).status_code == 302

@@ -26,6 +26,13 @@ from workers.vllm.model_shape import ShapeError
 
 pytestmark = pytest.mark.django_db
 
+OFFICE = """[[schedules]]
+name = "office"
+model = "tiny"
+instances = 1
+begins = "0830Z"
+ends = "18:00"
+"""
 FLEET = """
 [[regions]]
 name = "here"
@@ -197,6 +204,7 @@ def test_an_error_in_the_last_table_leaves_nothing_behind(run):
         ('title = "Here"', "title = " + "[" * 5_000, "maximum recursion depth"),
         ('title = "Here"', r'title = "He\u0000re"', "line 4 holds a NUL character"),
         ('title = "Here"', 'titel = "Here"', r"regions\[1\] \(here\): titel: there is no such key"),
+        ("[[regions]]", f"{OFFICE}\n[[regions]]", r"schedules\[1\] \(office\): begins: '0830Z' is not such as 08:30"),
         ("gpu_count = 2", "", r"nodes\[1\] \(machine\): gpu_count: this key is missing"),
         ("gpu_count = 2", 'gpu_count = "two"', r"nodes\[1\] \(machine\): gpu_count: Input should be a valid integer"),
         ("gpu_count = 2", "gpu_count = 0", r"nodes\[1\] \(machine\): gpu_count: Ensure this value"),

@@ -1,6 +1,7 @@
 """Maintenance: a place is cordoned and emptied until its window ends, by itself or by hand, and serves again after that."""
 
-from datetime import timedelta
+from datetime import UTC, timedelta
+from zoneinfo import ZoneInfo
 
 import pytest
 from django.utils import timezone
@@ -169,6 +170,17 @@ def test_windows_that_are_refused(node, operator, start, end, why):
     with pytest.raises(ActionError, match=why):
         maintenance.plan(node, operator, "x", now + end * HOUR, now + start * HOUR)
     assert not Maintenance.objects.exists()
+
+
+@pytest.mark.parametrize("hours", [0, 3])
+def test_a_window_is_said_in_utc(node, operator, hours):
+    """As a page in Berlin, or REST with +02:00, gives it."""
+    until = (timezone.now() + 5 * HOUR).astimezone(ZoneInfo("Asia/Kolkata"))
+    row = maintenance.plan(node, operator, "disk", until, until - 2 * HOUR if hours else None)
+    said = f"{(row.from_at if hours else row.until).astimezone(UTC):%H:%M UTC}"
+    assert said in maintenance.planned(row)
+    node.refresh_from_db()
+    assert hours or said in node.cordoned
 
 
 def test_windows_between_two_times(node, operator):

@@ -4,6 +4,7 @@ import pytest
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 
+from controlplane.events.models import Event
 from controlplane.fleet import services
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import (
@@ -14,9 +15,11 @@ from controlplane.fleet.models import (
     Node,
     PerformanceProfile,
     Region,
+    ScheduledMinimum,
     SloClass,
     SloKind,
 )
+from controlplane.fleet.selectors import schedules
 from workers.tasks import fleet as tasks
 
 pytestmark = pytest.mark.django_db
@@ -203,6 +206,26 @@ class TestSloClass:
     )
     def test_fields(self, values, fields, slo_class):
         assert errors(SloClass(name="new", title="New", **values)) == fields
+
+
+class TestScheduledMinimum:
+    @pytest.mark.parametrize("time", ["08:30", "0830Z", "0830", "8:30", "24:00", "T0830", "08.30"])
+    def test_times_are_of_the_clock(self, time, language_model):
+        given = {"name": "office", "model": language_model, "instances": 1}
+        for field in ("begins", "ends"):
+            row = ScheduledMinimum(**given | {"begins": "08:00", "ends": "18:00", field: time})
+            assert errors(row) == (set() if time == "08:30" else {field})
+
+    def test_a_row_that_cannot_be_read_is_said_once_and_the_others_hold(self, deployment):
+        for name, begins, count in (("old", "0830Z", 3), ("all day", "00:00", 2)):
+            ScheduledMinimum.objects.create(
+                name=name, model=deployment.model, instances=count, begins=begins, ends="00:00"
+            )
+        assert [each.minimum(1.7e9) for each in schedules().values()] == [2]
+        services.report_unreadable()
+        services.report_unreadable()
+        (event,) = Event.objects.all()
+        assert (event.subject, event.reason) == ("old", "begins: '0830Z' is not such as 08:30")
 
 
 class TestOthers:

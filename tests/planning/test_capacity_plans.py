@@ -8,10 +8,11 @@ import pytest
 from django.utils import timezone
 
 from controlplane.fleet.inventory import fleet_file as files
-from controlplane.fleet.models import GpuType, Node, Region
+from controlplane.fleet.models import GpuType, Node, Region, SloClass
 from controlplane.planning.models import CapacityPlan, CapacityState, RegionLoss
-from controlplane.planning.sizing import futures, services, survival, working
+from controlplane.planning.sizing import demand, futures, services, survival, working
 from controlplane.planning.sizing.fleet_file import fleet_file
+from controlplane.planning.sizing.question import Question
 from controlplane.simulation.whatif.arrivals import forecast_arrivals
 from controlplane.simulation.whatif.start import Start
 from tests.console.conftest import make_request  # noqa: F401 (a fixture)
@@ -52,6 +53,22 @@ def test_a_question_is_refused_at_its_field(deployment, slo_class, question, fie
     with pytest.raises(services.Refused) as refused:
         services.read(question)
     assert said.lower() in refused.value.fields[field].lower()
+
+
+@pytest.mark.parametrize("growth", ["forecast", "percent"])
+def test_a_part_of_the_classes_has_its_own_part_of_the_demand(deployment, slo_class, make_request, growth):  # noqa: F811
+    """One request a second: nine of ten are short, the long ones have eleven of twelve tokens."""
+    SloClass.objects.create(name="chat", title="Chat", kind="interactive", ttft_target_ms=500)
+    now = timezone.now()
+    for number in range(100):
+        name, tokens = ("chat", 5_000) if number % 10 == 0 else ("interactive", 50)
+        lengths = {"prompt_tokens": tokens, "output_tokens": tokens, "slo_class": name, "region": "us-east"}
+        make_request(arrived_at=now - timedelta(seconds=100 - number), **lengths)
+    for names, tokens_per_s, per_s in ((["interactive"], 90, 0.9), (["chat"], 1000, 0.1), ([], 1090, 1.0)):
+        asked = Question(growth=growth, months=0, promises={name: {} for name in names})
+        read = demand.read(asked, now)
+        assert read.models["llama-3.1-8b"].tokens_per_s == {"us-east": pytest.approx(tokens_per_s)}
+        assert read.arrivals["streams"][0]["requests_per_s"]["mean"] == [pytest.approx(per_s)]
 
 
 def test_a_worker_answers_with_a_fleet_that_the_simulator_found_to_keep_its_promises(asked_of, operator):

@@ -1,6 +1,5 @@
 """`/api`: tenants, their API keys and budgets."""
 
-from datetime import datetime
 from typing import Any, Literal, TypedDict, cast
 
 from django.db import transaction
@@ -20,6 +19,7 @@ from controlplane.resources.budgets import BUDGETS
 from controlplane.resources.keys import KEYS, TENANTS, visible_keys
 from controlplane.resources.resource import Column
 from controlplane.resources.users import MEMBERSHIPS, USERS
+from controlplane.rows import Instant
 
 router = Router(auth=PEOPLE_AND_KEYS, tags=["Tenants"])
 
@@ -32,7 +32,7 @@ NewKey = schema_of(KEYS, "NewKey", "", Column("secret", type=str, about="Shown i
 class KeyIn(Strict):
     tenant: str
     name: str = Field(min_length=1, max_length=80)
-    expires_at: datetime | None = None
+    expires_at: Instant | None = None
     """Required for a service key, at most 366 days ahead."""
     role: Role | None = None
     """Creates a service key of an operator tenant with this role on `/api`. At most your own role."""

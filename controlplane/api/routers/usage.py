@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from django.http import HttpResponseBase
 from django.utils import timezone
 from ninja import Field, Query, Router, Schema, Status
-from pydantic import AwareDatetime
+from pydantic import FiniteFloat
 
 from controlplane.accounts.models import Role, Tenant
 from controlplane.api.callers import PEOPLE_AND_KEYS, VIEWERS, ApiRequest, Caller
@@ -20,6 +20,7 @@ from controlplane.fleet.spot import selectors as spot
 from controlplane.resources import focus
 from controlplane.resources.inventory import PRICES
 from controlplane.resources.tables import ROW_LIMIT, csv_response, table
+from controlplane.rows import Instant
 from controlplane.usage.models import SUMS, Work
 from controlplane.usage.prices import set_price
 from controlplane.usage.selectors import UsageScope, counted_until, summed, usage, zone_of
@@ -105,8 +106,8 @@ class UsageAnswer(Described):
 
 
 class UsageFilter(Schema):
-    since: AwareDatetime | None = Field(None, description="By default six days before today.")
-    until: AwareDatetime | None = None
+    since: Instant | None = Field(None, description="By default six days before today.")
+    until: Instant | None = None
     group_by: list[Group] = Field(DEFAULT_GROUPS, description="Repeat it for several.")
     tenant: str = ""
     key: str = Field("", description="The first characters of the API key, as lists show them.")
@@ -209,9 +210,9 @@ class PriceIn(Strict):
     of: Literal["gpu", "spot", "slo_class"]
     name: str
     """Of the GPU type or SLO class."""
-    amount: float | None
+    amount: FiniteFloat | None
     """USD an hour of a GPU, or the factor of a class; null takes a spot price away."""
-    from_at: AwareDatetime | None = None
+    from_at: Instant | None = None
     """By default now; a past moment is a whole quarter of an hour."""
     reason: str = Field(..., min_length=1, max_length=255)
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from django.shortcuts import get_object_or_404
 from ninja import Field, File, Form, Query, Router, Schema, Status
 from ninja.files import UploadedFile
+from pydantic import FiniteFloat
 
 from controlplane.accounts.models import Role
 from controlplane.api.callers import VIEWERS, ApiRequest
@@ -34,8 +35,8 @@ class WhatIfIn(Strict):
     title: str = Field("", max_length=160)
     begin: Begin = Begin()
     """Starting point."""
-    horizon_s: float = 3600.0
-    warmup_s: float = 0.0
+    horizon_s: FiniteFloat = 3600.0
+    warmup_s: FiniteFloat = 0.0
     """Start of the horizon that is not counted."""
     seeds: int = 5
     edits: list[dict[str, Any]] = []

@@ -13,7 +13,7 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models.fields import NOT_PROVIDED
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, create_model
 
 from controlplane.accounts.models import Budget, Membership, Tenant, User
 from controlplane.accounts.services import guard_member, guard_user
@@ -36,9 +36,9 @@ from controlplane.fleet.models.hardware import NumbersField
 TYPES: tuple[tuple[type[models.Field[Any, Any]], Any], ...] = (
     (models.BooleanField, bool),
     (models.DecimalField, Decimal),
-    (models.FloatField, float),
+    (models.FloatField, FiniteFloat),
     (models.IntegerField, int),
-    (NumbersField, dict[str, float]),
+    (NumbersField, dict[str, FiniteFloat]),
     (models.JSONField, dict[str, str]),
     (models.CharField, str),
 )
@@ -235,7 +235,7 @@ class InstanceKind(Kind):
 
     def values_of(self, row: models.Model) -> dict[str, Any]:
         assert isinstance(row, Instance)
-        of = Deployment.objects.select_related("model", "region", "gpu_type").get(pk=row.deployment_id)
+        of = row.deployment
         deployment = {"model": of.model.name, "region": of.region.name, "gpu_type": of.gpu_type.name}
         return deployment | {name: self._read(row, name) for name in ("launcher", *self.fields)}
 

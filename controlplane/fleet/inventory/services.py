@@ -4,6 +4,7 @@ Every function raises ValidationError naming the field at fault.
 """
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -128,6 +129,9 @@ def _save(kind: Kind, row: Any, values: Mapping[str, Any]) -> None:
         else:
             setattr(row, name, value)
     row.full_clean(exclude=["password"] if isinstance(row, User) else None)
+    for field in row._meta.concrete_fields:
+        if isinstance(value := getattr(row, field.attname), float) and not isfinite(value):
+            raise ValidationError({field.name: "Give a finite number."})
     row.save()
     for name, rows in many.items():
         getattr(row, name).set(rows)

@@ -47,6 +47,8 @@ class Price(models.Model):
             raise ValidationError({"amount": "Only a spot price can be taken away: give an amount."})
         if self.amount is not None and self.amount < 0:
             raise ValidationError({"amount": "A price is not below 0."})
+        if self.from_at.year < 1970:
+            raise ValidationError({"from_at": "Give a time of the years 1970 to 2199."})
 
 
 class Prices:

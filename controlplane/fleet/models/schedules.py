@@ -1,5 +1,7 @@
 """Scheduled minimums of instances."""
 
+import re
+
 from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.core.validators import MinValueValidator
@@ -8,7 +10,7 @@ from django.utils import timezone
 
 from controlplane.fleet.models.hardware import Region
 from controlplane.fleet.models.serving import Model
-from scheduling.scaling.schedule import Rule
+from scheduling.scaling.schedule import SUCH_AS, Rule
 
 
 class ScheduledMinimum(models.Model):
@@ -48,14 +50,25 @@ class ScheduledMinimum(models.Model):
         return self.name
 
     def clean(self) -> None:
+        field, _, what = self.unreadable.partition(": ")
+        if field:
+            raise ValidationError({field: f"{what[:1].upper()}{what[1:]}."})
+
+    @property
+    def unreadable(self) -> str:
+        """Name the field that cannot be read, and say why; empty if the rule can."""
         try:
             assert self.rule
         except ValueError as error:
-            field, _, what = str(error).partition(": ")
-            raise ValidationError({field: f"{what[:1].upper()}{what[1:]}."}) from error
+            return str(error)
+        return ""
 
     @property
     def rule(self) -> Rule:
+        """Raise ValueError for what is no time of the clock, zone or day."""
+        for name in ("begins", "ends"):
+            if not re.fullmatch("[0-9]{2}:[0-9]{2}", text := getattr(self, name)):
+                raise ValueError(f"{name}: {text!r} is not such as {SUCH_AS[name]}")
         zone = self.time_zone or settings.TIME_ZONE
         return Rule.read(
             self.instances, self.begins, self.ends, self.weekdays.split(), zone, self.except_on.split()

@@ -70,12 +70,13 @@ def read(question: Question, now: datetime) -> Demand:
         if not rows:
             continue
         lengths = np.array([[row[PROMPT], row[OUTPUT]] for row in rows], np.float64)
-        part = float(lengths.sum() / max(1.0, sum(row[PROMPT] + row[OUTPUT] for row in stream["rows"])))
+        of_all = sum(row[PROMPT] + row[OUTPUT] for row in stream["rows"])  # whose are rates and busiest times
+        part, mean = float(lengths.sum() / max(1.0, of_all)), of_all / len(stream["rows"])
         place, tokens = (stream["model"], stream["region"]), float(lengths.sum(axis=1).mean())
         rates = stream["requests_per_s"]
-        level = max(rates["upper"]) * tokens
+        level = max(rates["upper"]) * mean
         if question.growth != "forecast" and any(kinds[row[CLASS]] == SloKind.INTERACTIVE for row in rows):
-            level = busiest.get(place) or max(rates["mean"]) * tokens
+            level = busiest.get(place) or max(rates["mean"]) * mean
         level *= part
         own = models[place[0]]
         own.tokens_per_s[place[1]] += level

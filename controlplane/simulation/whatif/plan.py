@@ -1,7 +1,7 @@
 """A future that becomes the plan: its changes are applied to the models, and its instances are proposed.
 
 Policies and bounds change at once, if the user may change them. Instances are proposals (plans with the status advice) that
-an operator approves as any other plan. One event records everything, with what was before.
+an operator approves as any other plan. One event records everything, with what was before, beside those of each row.
 """
 
 from collections.abc import Sequence
@@ -205,7 +205,7 @@ def make_plan(row: WhatIf, letter: str, actor: User, note: str = "", *, anyway: 
         model = Model.objects.filter(name=name).first()
         if model is None:
             raise ActionError(f"{name} is no longer served.")
-        before["values"][name] = services.give(model, values, actor)
+        before["values"][name] = services.give(model, values, actor, note)
     for pk, bounds in asked.bounds.items():
         before["bounds"][str(pk)] = _bound(pk, bounds, actor, note)
     plans = _proposals(row, future)

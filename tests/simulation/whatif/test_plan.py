@@ -3,6 +3,7 @@
 import pytest
 from django.utils import timezone
 
+from controlplane.events import since
 from controlplane.events.models import Event
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Deployment
@@ -54,7 +55,7 @@ def present(deployment: Deployment) -> dict:
 
 
 def test_policies_are_given_in_one_event_that_has_what_was_before(asked, operator, deployment):
-    before = present(deployment)
+    before, read_at = present(deployment), str(since.newest(deployment))
     made = plan.make_plan(asked, "B", operator, "it waits less")
     assert present(deployment) == bundles.values_of(bundles.BUNDLES["qlm"])
     event = Event.objects.get(kind="what_if.made_the_plan")
@@ -62,6 +63,8 @@ def test_policies_are_given_in_one_event_that_has_what_was_before(asked, operato
     assert made.plan["plans"] == event.inputs["plans"]
     with pytest.raises(ActionError, match="A plan was made of it"):
         what_ifs.delete(made, operator)
+    with pytest.raises(since.Changed, match="changed ordering_policy"):  # nor does the undo of an older change
+        since.check(read_at, deployment, fields=["ordering_policy"])
     services.give(deployment.model, event.before["values"][MODEL], operator)  # what was before is in the event
     assert present(deployment) == before
 

@@ -147,5 +147,6 @@ def _entry(kind: Kind, number: int, values: dict[str, Any]) -> Entry:
 
 
 def _rows(kind: Kind) -> QuerySet[Any]:
-    related = ["deployment"] if kind is INSTANCE else [name for name in kind.named if not kind.is_many(name)]
+    of = [f"deployment__{name}" for name in ("model", "region", "gpu_type")] if kind is INSTANCE else []
+    related = [*of, *(name for name in kind.named if not kind.is_many(name))]
     return kind.model._default_manager.select_related(*related).order_by("pk")

@@ -15,7 +15,7 @@ from django.views.decorators.http import require_POST, require_safe
 from controlplane.accounts.models import Role
 from controlplane.accounts.requests import user_of
 from controlplane.accounts.selectors import tenants_with_role
-from controlplane.applications.completion import AXIS_TICKS, on_axis
+from controlplane.applications.completion import AXIS_TICKS, DAY_H, on_axis
 from controlplane.applications.models import Application, ApplicationRun, RunOutcome
 from controlplane.applications.selectors import Prediction, demand_by, graph_of, predictions, unit_summaries
 from controlplane.applications.services import APPLICATION, MAX_GRAPH_BYTES, calls_of, read_graph, warnings_of
@@ -156,17 +156,16 @@ def ranked_runs(rows: QuerySet[ApplicationRun], now: datetime) -> list[RunStandi
     return sorted(standings, key=lambda one: (one.rank, one.run.began_at))
 
 
-def application_of(request: HttpRequest, pk: int) -> Application:
-    row: Application = get_object_or_404(visible_applications(viewer_of(request)), pk=pk)
+def application_of(request: HttpRequest, pk: int, hours: int = DAY_H) -> Application:
+    row: Application = get_object_or_404(visible_applications(viewer_of(request), hours), pk=pk)
     return row
 
 
 @require_safe
 @signed_in
 def application(request: HttpRequest, pk: int) -> HttpResponse:
-    row = application_of(request, pk)
     filters = Filters(request.GET, RANGE)
-    row.asked_hours = int(filters["hours"])
+    row = application_of(request, pk, int(filters["hours"]))
     graph = graph_of(row)
     units = unit_summaries(graph)
     running = ranked_runs(row.runs.all(), timezone.now())[:RANKED]

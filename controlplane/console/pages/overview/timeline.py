@@ -123,7 +123,7 @@ class Span:
 def filters_of(query: QueryDict) -> Filters:
     times = query.get("range") == "times" or ("from" in query and "range" not in query)
     return Filters(
-        query if "range" in query or not times else query | {"range": "times"},
+        query if "range" in query or not times else {**query.dict(), "range": "times"},
         Select("range", "Range", RANGES, "6"),
         *([Moment("from", "From"), Moment("until", "Until")] if times else []),
         model_select(model_names()),

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from controlplane.console.charts.spec import AMOUNT, COUNT, DAYS, STYLES, Axis, Chart, Series, local
 from controlplane.console.formats import count, quantity, usd
@@ -61,9 +61,8 @@ def usage_over_time(asked: UsageScope, group: str, shown: Shown, by_hour: bool) 
     if total.get(IDLE):
         bars.append(_bar(IDLE, [sums[IDLE].get(at, 0) for at in x], IDLE_STYLE, step))
     whole = sum(total.values())
-    every_ms = (
-        DAY.total_seconds() * 1000 * -(-len(x) // 8)
-    )  # else plotly begins at noon, with the name of the day before
+    # else plotly begins at noon, with the name of the day before
+    every_ms = DAY.total_seconds() * 1000 * -(-len(x) // 8)
     days = DAYS.but(ticklabelmode="period", tick0=local(asked.since), dtick=every_ms)
     across = HOURS if by_hour else days
     first = f"; {names[0]} has the most, {shown.text(total[names[0]])}" if names and group != "day" else ""
@@ -72,7 +71,7 @@ def usage_over_time(asked: UsageScope, group: str, shown: Shown, by_hour: bool) 
         title=f"{shown.title} by {of}",
         caption=f"In {shown.unit}, {of}s in {asked.zone}" + ("" if group == "day" else f", by {GROUPS[group].title}"),
         sentence=f"{shown.title}: {shown.text(whole)} in {count(len(x))} {of}s{first}.",
-        x=x,
+        x=[at.astimezone(asked.zone) for at in x],
         across=across.but(heading=of.capitalize(), range=[local(asked.since), local(asked.until)]),
         up=shown.axis,
         series=bars,
@@ -91,4 +90,6 @@ def _bar(name: str, values: Sequence[float], style: tuple[str, str], step: timed
 
 
 def _steps(asked: UsageScope, step: timedelta) -> list[datetime]:
-    return [asked.since + number * step for number in range(-(-(asked.until - asked.since) // step))]
+    # days by the clock, hours as time passes
+    since, until = (at.astimezone(UTC) if step == HOUR else at for at in (asked.since, asked.until))
+    return [since + number * step for number in range(-(-(until - since) // step))]

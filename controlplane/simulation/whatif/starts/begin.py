@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.gateway.models import LedgerRow
+from controlplane.rows import within
 from controlplane.simulation.selectors import ledger_rows
 from controlplane.simulation.whatif.fork import fork_fleet
 from controlplane.simulation.whatif.models import TraceFile
@@ -47,7 +48,7 @@ class Begin(BaseModel):
     @field_validator("since", "until")
     @classmethod
     def _in_utc(cls, value: datetime | None) -> datetime | None:
-        return value.replace(tzinfo=UTC) if value and value.tzinfo is None else value
+        return within(value if value.tzinfo else value.replace(tzinfo=UTC)) if value else None
 
 
 def start_of(asked: Begin | Mapping[str, Any], horizon_s: float) -> Start:
