@@ -31,7 +31,7 @@ def with_waiting_lines(budgets: QuerySet[Budget]) -> QuerySet[Budget]:
         key=Coalesce(OuterRef("api_key_id"), F("key")),
         model=Coalesce(NullIf(OuterRef("model"), Value("")), F("model")),
     )
-    lines = rows.values(all=Value(1)).annotate(lines=Sum(F("total") - F("completed") - F("failed"))).values("lines")
+    lines = rows.values(all=Value(1)).annotate(left=Sum(F("total") - F("completed") - F("failed"))).values("left")
     return budgets.annotate(waiting=Coalesce(Subquery(lines), 0))
 
 

@@ -1,7 +1,9 @@
+from typing import Any
+
 from django.db import migrations, models
 
 
-def settle(apps, schema_editor):
+def settle(apps: Any, schema_editor: Any) -> None:
     apps.get_model("alerts", "Alert").objects.exclude(resolved_at=None).update(settled=True)
 
 

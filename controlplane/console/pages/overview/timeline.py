@@ -121,9 +121,12 @@ class Span:
 
 
 def filters_of(query: QueryDict) -> Filters:
-    times = query.get("range") == "times" or ("from" in query and "range" not in query)
+    given = {name: str(value) for name, value in query.items()}
+    if "from" in given:
+        given.setdefault("range", "times")
+    times = given.get("range") == "times"
     return Filters(
-        query if "range" in query or not times else {**query.dict(), "range": "times"},
+        given,
         Select("range", "Range", RANGES, "6"),
         *([Moment("from", "From"), Moment("until", "Until")] if times else []),
         model_select(model_names()),
