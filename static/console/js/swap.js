@@ -44,7 +44,8 @@ export async function swap(ids, url = location.href, whole = false) {
   wanted.forEach((id) => busy.add(id));
   try {
     const answer = await fetch(url, { cache: "no-store" });
-    if (!answer.ok || answer.redirected) return;
+    if (answer.redirected) return;
+    if (!answer.ok) throw new Error(answer.statusText);
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     for (const id of wanted) {
       const [before, after] = [document.getElementById(id), page.getElementById(id)];
@@ -61,7 +62,9 @@ export async function swap(ids, url = location.href, whole = false) {
       const own = document.querySelector(`[data-mark="${CSS.escape(mark.dataset.mark)}"]`);
       if (own) own.dataset.drawn = mark.dataset.drawn;
     }
-  } catch { /* the server is away: the badge says so, and the next change tries again */ } finally {
+  } catch { // the server is away: the badge says so
+    if (whole) refreshRegions(5000);
+  } finally {
     wanted.forEach((id) => busy.delete(id));
   }
 }
