@@ -219,8 +219,11 @@ class VirtualFleet:
         engine, server.step, server.event_s = server.engine, None, inf
         way = [each for each in self._timers if each[1] == LANDING and each[4][0] == number]
         there, sent = engine.here(), [int(each[4][1].request_id) for each in sorted(way)]
-        # First those that would have ended with this iteration, at last those on their way.
-        lost = [each for each in self._lost if each not in there and each not in sent] + there + sent
+        # In order of admission, also those that would have ended with this iteration; at last those on their way.
+        placed_at = {request: at for at, (_, request, *_) in enumerate(self.decisions)}
+        for each in [each for each in self._lost if each not in there and each not in sent]:
+            there.insert(sum(placed_at[other] < placed_at[each] for other in there), each)
+        lost = there + sent
         assert sorted(lost) == sorted(self._lost)
         self._timers = [each for each in self._timers if each not in way]
         heapify(self._timers)
