@@ -11,7 +11,6 @@ shares of the mean wait. `from_four_groups` is over the bursts of four groups an
 requests waiting.
 
 `--scenes SEED` judges the whole of it instead, in the simulator: twelve drawn fleets (`_wait_scenes`), one with `--scene N`.
-`--demo MINUTES` judges the running demo under `--times` its usual traffic, by its ledger (`_demo_waits`).
 """
 
 import argparse
@@ -39,7 +38,7 @@ from scheduling.simulation.cluster.description import Cluster, InstanceSpec
 from scheduling.simulation.engine.config import EngineConfig
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import Requests, make_requests
-from tests.bench import _demo_waits, _wait_scenes
+from tests.bench import _wait_scenes
 
 KEY = ("m", "chat")
 
@@ -60,8 +59,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--profile", choices=PROFILES, help="this one alone")
     parser.add_argument("--scenes", type=int, metavar="SEED", help="judge the drawn fleets of this seed instead")
-    parser.add_argument("--demo", type=float, metavar="MINUTES", help="judge the running demo instead")
-    parser.add_argument("--times", type=float, default=3.0, help="its usual traffic (default %(default)s)")
     parser.add_argument("--scene", type=int, choices=range(_wait_scenes.SCENES), help="of these, one alone")
 
 
@@ -217,8 +214,6 @@ def estimate_us(waiting: int) -> float:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    if options.demo:
-        return _demo_waits.run(options.demo, options.times)
     if options.scenes is not None:
         return _wait_scenes.run(options.scenes, options.scene)
     warm_up()
