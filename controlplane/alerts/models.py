@@ -157,7 +157,9 @@ class Alert(models.Model):
     opened_at = models.DateTimeField()
     seen_at = models.DateTimeField(help_text="When the condition held last.")
     resolved_at = models.DateTimeField(null=True)
-    settled = models.BooleanField(default=False, help_text="Whether it stayed resolved, so that its end is sent.")
+    settled = models.BooleanField(
+        default=False, db_default=False, help_text="Whether it stayed resolved, so that its end is sent."
+    )
     acknowledged_at = models.DateTimeField(null=True)
     acknowledged_by = models.CharField(max_length=120, blank=True)
     silenced_until = models.DateTimeField(null=True, help_text="No message is sent before, also if it opens again.")

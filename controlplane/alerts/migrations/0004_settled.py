@@ -14,7 +14,10 @@ class Migration(migrations.Migration):
         migrations.AddField(
             "alert",
             "settled",
-            models.BooleanField(default=False, help_text="Whether it stayed resolved, so that its end is sent."),
+            # The database fills it in for processes of the release before.
+            models.BooleanField(
+                default=False, db_default=False, help_text="Whether it stayed resolved, so that its end is sent."
+            ),
         ),
         migrations.RunPython(settle, migrations.RunPython.noop),
     ]
