@@ -20,7 +20,7 @@ NOT_OURS_TO_SHAPE = {"migrations", "vendor", "__pycache__"}
 BUDGETS: dict[str, tuple[int, int]] = {
     "controlplane": (2695, 2050),
     "controlplane/accounts": (893, 810),
-    "controlplane/alerts": (997, 640),
+    "controlplane/alerts": (999, 640),
     "controlplane/api": (2390, 2200),
     "controlplane/applications": (1590, 1310),
     "controlplane/batches": (1797, 1570),
